@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from specscope.traces.sets.sentences import interval, plural
+from specscope.traces.sets.sentences import interval, many, plural
 
 if TYPE_CHECKING:
     from specscope.traces.sets.compared import ComparedView, SetsView, Told
@@ -51,7 +51,7 @@ def _size(one: Told) -> str:
 def _spread(one: Told) -> str:
     whole, shares = one["whole"], one["percentiles"]
     spread = ", ".join(f"{name} {value:.2f}" for name, value in shares.items())
-    return f"pooled {interval(whole['length'])}, mean of the {plural(2, one['noun'])[2:]} {interval(whole['mean'])}, {spread}"
+    return f"pooled {interval(whole['length'])}, mean of the {many(one['noun'])} {interval(whole['mean'])}, {spread}"
 
 
 def _named(row: One) -> str:

@@ -45,9 +45,13 @@ def sentences(view: SetView, members: Sequence[Member]) -> list[str]:
 
 
 def plural(n: int, noun: str) -> str:
-    ending = "es" if noun.endswith(("ch", "y")) else "s"
-    word = noun if n == 1 else (noun[:-1] + "ies" if noun.endswith("y") else noun + ending)
-    return f"{n:,} {word}"
+    return f"{n:,} {noun if n == 1 else many(noun)}"
+
+
+def many(noun: str) -> str:
+    if noun.endswith("y"):
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith("ch") else f"{noun}s"
 
 
 def interval(figure: Figure) -> str:
@@ -77,9 +81,9 @@ def _both(view: SetView) -> str:
     pooled, mean = whole["length"]["value"], whole["mean"]["value"]
     if pooled is None or mean is None or abs(mean - pooled) < APART * pooled:
         return ""
-    who = f"{plural(2, noun)[2:]} of few rounds accept {'more' if mean > pooled else 'less'}"
+    who = f"{many(noun)} of few rounds accept {'more' if mean > pooled else 'less'}"
     return (
-        f"Pooled {pooled:.2f}, mean of the {plural(2, noun)[2:]} {mean:.2f}: {who}. {POOLED}; "
+        f"Pooled {pooled:.2f}, mean of the {many(noun)} {mean:.2f}: {who}. {POOLED}; "
         f"{MEANS.get(noun, AVERAGED)}"
     )
 
@@ -159,9 +163,7 @@ def _cautions(view: SetView) -> list[str]:
         "Rounds are the target's forwards: how many of them verified a draft is not told.": view["by_steps"],
     }
     lengths = (
-        [
-            f"The longest drafts have {least[0]} to {least[1]} tokens: were all {plural(2, noun)[2:]} of one setting?"
-        ]
+        [f"The longest drafts have {least[0]} to {least[1]} tokens: were all {many(noun)} of one setting?"]
         if least and least[0] != least[1] and "γ" not in view["setting"]["settings"]
         else []
     )
