@@ -26,7 +26,7 @@ from specscope.engine.trace.jsonl import write_jsonl
 from specscope.engine.trace.trace import Trace
 from specscope.traces.export.assets import page_asset, plotly_script, viewer_script, viewer_style
 from specscope.traces.export.perfetto import write_perfetto
-from specscope.traces.export.report import render_report
+from specscope.traces.export.report import render_report, render_set
 from specscope.traces.export.tables import usual_table, write_csv
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.race import median_first
@@ -35,6 +35,8 @@ from specscope.traces.view.document import view_model
 from specscope.traces.view.packed import delta, packed
 
 PREFIX = "/specscope"
+SET = "set:"
+"""Before the names of runs that are shown as one set; no id has a colon."""
 IMPORT = f"{PREFIX}/import"
 MAX_COMPARED = 8
 MAX_PASSES = 9
@@ -162,6 +164,10 @@ def build_router(service: Service) -> APIRouter:
     @router.get("/report.html")
     def report(runs: str, redact_prompt: bool = False, earlier: str = "") -> Response:
         try:
+            if runs.startswith(SET):
+                names = runs.removeprefix(SET).split(",")
+                page = render_set(store_of(service), names, redact_prompt=redact_prompt)
+                return _download(page, "text/html", "specscope-set.html")
             turns = [turn for turn in earlier.split(";")[:MAX_TURNS] if turn]
             *before, now = [median_of(find_passes(service, turn)) for turn in (*turns, runs)]
             page = render_report(*now, earlier=before, redact_prompt=redact_prompt)
@@ -192,13 +198,15 @@ def build_router(service: Service) -> APIRouter:
                 try:
                     async with asyncio.timeout(UPLOAD_SECONDS):
                         await receive_file(request, file)
-                    run_id = await asyncio.to_thread(import_trace, service, file)
+                    run_id, name = await asyncio.to_thread(import_trace, service, file)
                 except TimeoutError:
                     late = UsageError(f"sending the file took longer than {UPLOAD_SECONDS:g} s")
                     return _refusal(late, 408, CLOSE)
                 except SpecScopeError as error:
                     return _refusal(error, 422, CLOSE)
-        return Response(json.dumps({"run": run_id}), media_type="application/json", headers=FRESH)
+        return Response(
+            json.dumps({"run": run_id, "set": name}), media_type="application/json", headers=FRESH
+        )
 
     return router
 
@@ -213,8 +221,11 @@ async def receive_file(request: Request, file: IO[bytes]) -> None:
     file.flush()
 
 
-def import_trace(service: Service, file: IO[bytes]) -> str:
-    """Store the traces in an open file; return the run id, and how many other runs there are."""
+def import_trace(service: Service, file: IO[bytes]) -> tuple[str, str]:
+    """Store the traces in an open file.
+
+    Returns the run id with the number of other runs and what was left out, and the name of the set.
+    """
     path = f"/dev/fd/{file.fileno()}"
     try:
         found = read_traces(path, MAX_UPLOAD)
@@ -222,7 +233,8 @@ def import_trace(service: Service, file: IO[bytes]) -> str:
         raise UsageError(str(error).replace(path, "the file")) from None
     store_of(service).insert(*found.traces)
     first, others = found.traces[0].header.run_id, len(found.traces) - 1
-    return f"{first} (and {others} more)" if others else first
+    more = [f"and {others:,} more" if others else "", *found.notes]
+    return f"{first} ({'; '.join(filter(None, more))})" if any(more) else first, found.set
 
 
 def store_of(service: Service) -> Store:

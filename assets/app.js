@@ -274,10 +274,10 @@ window.SpecScopeApp = (() => {
     button.disabled = true;
     try {
       const answer = await fetch("/specscope/import", { method: "POST", body: file });
-      const { run = "", error = "" } = await answer.json();
-      return { run, error };
+      const { run = "", set = "", error = "" } = await answer.json();
+      return { run, set, error };
     } catch (error) {
-      return { run: "", error: `the file could not be sent (${error.message}); the limit is 64 MB` };
+      return { run: "", set: "", error: `the file could not be sent (${error.message}); the limit is 64 MB` };
     } finally {
       button.disabled = false;
     }
@@ -294,9 +294,10 @@ window.SpecScopeApp = (() => {
       }, 150);
     });
     element.addEventListener("click", (event) => {
-      const { open, group, offset } = event.target.closest("button")?.dataset ?? {};
+      const { open, group, set, offset } = event.target.closest("button")?.dataset ?? {};
       if (open) trigger("opened", { run: open });
       else if (group) trigger("compared", { run: group });
+      else if (set) trigger("grouped", { run: set });
       else if (offset) trigger("paged", { offset: Number(offset) });
     });
     const chooser = document.createElement("input");
@@ -309,7 +310,7 @@ window.SpecScopeApp = (() => {
       if (event.target.closest("#history-import")) chooser.click();
       if (!event.target.closest("#history-paste")) return;
       const text = document.querySelector("#history-pasted textarea").value;
-      trigger("imported", text.trim() ? await importFile(new Blob([text])) : { run: "", error: "the text is empty; paste what an engine printed" });
+      trigger("imported", text.trim() ? await importFile(new Blob([text])) : { run: "", set: "", error: "the text is empty; paste what an engine printed" });
     });
     chooser.addEventListener("change", async () => {
       const [file] = chooser.files;

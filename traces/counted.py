@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from specscope.engine.trace.events import Window
 
+JOINT = " · "
+"""Between the category of a request and its name, in the label of its window."""
+
 
 def whole_windows(windows: Iterable[Window]) -> list[Window]:
     """Return the windows of all drafters together: not those of one among several."""

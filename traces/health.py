@@ -95,7 +95,7 @@ def health(trace: Trace) -> str:
     A loop explains acceptances and changes, so they are then left out.
     """
     if trace.windows:
-        return _of_windows(whole_windows(trace.windows))
+        return of_windows(whole_windows(trace.windows))
     texts = trace.outputs()
     tests = level_tests(trace)
     size = sum(map(len, tests.values()))
@@ -111,7 +111,7 @@ def health(trace: Trace) -> str:
     return " ".join([one for one in sentences if one][:2])
 
 
-def _of_windows(windows: Sequence[Window]) -> str:
+def of_windows(windows: Sequence[Window]) -> str:
     """Return that no draft of some windows in a row, or of all, was accepted; else nothing.
 
     The probability is that of as many rejected first tokens as they had drafts, if these are

@@ -89,11 +89,19 @@ class Imported:
     notes: tuple[str, ...] = ()
     """Of a run on a server, whether its totals agree."""
     server: bool = False
+    prompt_tokens: tuple[int, ...] = ()
+    """Tokens of the prompt of each request, in the order of its windows; -1 is unknown."""
+    dated: bool = False
+    """Whether the date is that of the request, and not that of the import."""
 
     def to_dict(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"source": self.source, "unknown": list(self.unknown)}
         if self.known:
             entry["known"] = list(self.known)
+        if any(length >= 0 for length in self.prompt_tokens):
+            entry["prompt_tokens"] = list(self.prompt_tokens)
+        if self.dated:
+            entry["dated"] = True
         if self.counts is not None:
             entry["counts"] = {**asdict(self.counts), "histogram": list(self.counts.histogram)}
         if self.stated:
@@ -137,8 +145,18 @@ def origin(header: Header) -> Imported | None:
     notes = tuple(server.get("notes", ())) if server else ()
     known = tuple(entry.get("known", ()))
     stated = {name: float(value) for name, value in entry.get("stated", {}).items() if name in STATED}
-    found = _counts(counts) if counts else None
-    return Imported(source, facts, found, known, stated, recorded, notes, bool(server))
+    return Imported(
+        source,
+        facts,
+        _counts(counts) if counts else None,
+        known,
+        stated,
+        recorded,
+        notes,
+        server=bool(server),
+        prompt_tokens=tuple(entry.get("prompt_tokens", ())),
+        dated=bool(entry.get("dated")),
+    )
 
 
 def _counts(entry: Mapping[str, Any]) -> Counts:

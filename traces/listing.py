@@ -42,6 +42,8 @@ _DAMAGE = (
 )
 BESIDE = 20
 """Runs without drafts among which the baseline of a run of no race is looked for."""
+_COMPARED = RUN.c.method != "imported"
+"""Runs of other engines are compared with none; a set may have thousands."""
 BUSY = "load:busy"
 """The search for the runs whose times may be wrong."""
 
@@ -178,7 +180,7 @@ def _facts(
 
 def _races(connection: Connection, names: Collection[str]) -> list[list[int]]:
     races = dict[str, list[int]]()
-    rows = select(RUN.c.group, RUN.c.id).where(RUN.c.group.in_(names)).order_by(RUN.c.id)
+    rows = select(RUN.c.group, RUN.c.id).where(RUN.c.group.in_(names), _COMPARED).order_by(RUN.c.id)
     for name, key in connection.execute(rows).all():
         races.setdefault(name, []).append(key)
     return [*races.values()]
@@ -192,10 +194,10 @@ def _beside(connection: Connection, keys: Collection[int]) -> list[list[int]]:
     if not keys:
         return []
     same = func.dense_rank().over(order_by=(RUN.c.prompt_ids, RUN.c.target_path))
-    where = select(RUN.c.id, same).where(RUN.c.group == "")
+    where = select(RUN.c.id, same).where(RUN.c.group == "", _COMPARED)
     places = {row.id: row[1] for row in connection.execute(where)}
     rounds, asked = schema.ROWS[Round], dict[int, list[int]]()
-    for key in keys:
+    for key in filter(places.__contains__, keys):
         asked.setdefault(places[key], []).append(key)
     around = [key for key, n in places.items() if n in asked]
     drafted = select(rounds.c.run).where(rounds.c.run.in_(around), rounds.c.drafted > 0)

@@ -183,9 +183,15 @@ def _union(times: Sequence[tuple[int, int]]) -> int:
 
 
 def _percentile(values: Sequence[float], share: float) -> float | None:
-    """Return a percentile in milliseconds, interpolated as in vLLM and AIPerf (numpy's default)."""
+    """Return a percentile of nanoseconds in milliseconds."""
+    found = percentile(values, share)
+    return None if found is None else found / 1e6
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Return a percentile, interpolated as in vLLM and AIPerf (numpy's default)."""
     if not values:
         return None
     ordered, place = sorted(values), share * (len(values) - 1)
     low = ordered[floor(place)]
-    return (low + (place - floor(place)) * (ordered[ceil(place)] - low)) / 1e6
+    return low + (place - floor(place)) * (ordered[ceil(place)] - low)

@@ -12,7 +12,8 @@ from sqlalchemy import LargeBinary, and_, cast, delete, func, or_, select
 from sqlalchemy.exc import DatabaseError
 
 from specscope.engine.errors import SpecScopeError, StoreError, UsageError, shown
-from specscope.engine.trace.events import Device, Footer, Header, Status
+from specscope.engine.trace.events import Device, Footer, Header, Round, Span, Status
+from specscope.engine.trace.events import Window as CountedWindow
 from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import check_types
 from specscope.engine.trace.trace import Trace
@@ -23,14 +24,17 @@ from specscope.traces.recorder import Recorder, Writer, insert_rows, insert_run
 from specscope.traces.schema import RUN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from sqlalchemy import ColumnElement, Connection, Row
 
     from specscope.engine.trace.events import Commit, Event
+    from specscope.engine.trace.events import Row as AnyRow
     from specscope.traces.windows import Bins, Columns, Extent, Line, Window
 
 __all__ = ["Recorder", "Store", "Summary", "default_path"]
+OUTLINED = 500
+"""Runs whose outlines are read at once."""
 KEPT = 8
 """Runs whose columns are kept in memory, each with about 2 MB per 100,000 spans."""
 _HEADER = [RUN.c["version" if f.name == "schema" else f.name].label(f.name) for f in fields(Header)]
@@ -165,6 +169,17 @@ class Store:
             check(trace)
         return trace
 
+    def outlines(self, names: Iterable[str]) -> Generator[Trace]:
+        """Yield runs with header, prefill before decoding, rounds, windows and footer only.
+
+        A name is a run's id, or that of a set: the group of the runs of a file.
+        """
+        with self._reading() as connection:
+            ids = list(dict.fromkeys(run_id for name in names for run_id in _named(connection, name)))
+        for first in range(0, len(ids), OUTLINED):
+            with self._reading() as connection:
+                yield from _outlines(connection, ids[first : first + OUTLINED])
+
     def header(self, run_id: str) -> Header:
         with self._reading() as connection, _undamaged(run_id):
             return _header(_find(connection, run_id, *_HEADER))
@@ -213,10 +228,14 @@ class Store:
             return windows.commits(connection, size.key, sequence, first, most)
 
     def group(self, run_id: str) -> list[str]:
-        """Return the ids of the runs compared with this one, its own included, oldest first."""
+        """Return the ids of the runs compared with this one, its own included, oldest first.
+
+        The group of an imported run is a set, whose runs are not compared.
+        """
         with self._reading() as connection:
-            name = _find(connection, run_id, RUN.c.group).group
-            same = RUN.c.group == name if name else RUN.c.run_id == run_id
+            found = _find(connection, run_id, RUN.c.group, RUN.c.method)
+            raced = found.group and found.method != "imported"
+            same = RUN.c.group == found.group if raced else RUN.c.run_id == run_id
             return list(connection.scalars(select(RUN.c.run_id).where(same).order_by(RUN.c.id)))
 
     def _writing(self) -> Writer:
@@ -296,6 +315,37 @@ def _read(connection: Connection, run_id: str) -> Trace:
     if trace.footer is None and row.id not in _recorded(connection):
         trace.close_incomplete()
     return trace
+
+
+def _named(connection: Connection, name: str) -> list[str]:
+    """Return the ids of the runs of a set, or of one run."""
+    if connection.execute(select(RUN.c.id).where(RUN.c.run_id == name)).first() is None and name:
+        query = select(RUN.c.run_id).where(RUN.c.group == name).order_by(RUN.c.id)
+        if found := list(connection.scalars(query)):
+            return found
+    _find(connection, name)
+    return [name]
+
+
+def _outlines(connection: Connection, ids: Sequence[str]) -> Iterator[Trace]:
+    columns = (RUN.c.id, *_HEADER, *_FOOTER)
+    stored = {row.run_id: row for row in connection.execute(select(*columns).where(RUN.c.run_id.in_(ids)))}
+    rows, span = dict[int, "list[AnyRow]"](), schema.ROWS[Span].c
+    for kind, *where in ((Span, span.kind == "prefill", span.step == 0), (Round,), (CountedWindow,)):
+        table = schema.ROWS[kind]
+        mine = table.c.run.in_([row.id for row in stored.values()])
+        query = select(table.c.run, *schema.COLUMNS[kind]).where(mine, *where)
+        for key, *values in connection.execute(query.order_by(table.c.run, table.c.number)):
+            rows.setdefault(key, []).append(kind(*values))
+    for run_id in ids:
+        if (row := stored.get(run_id)) is not None:
+            with _undamaged(run_id):
+                trace = Trace(_header(row))
+                for one in rows.get(row.id, ()):
+                    trace.add(one)
+                trace.footer = _footer(row)
+                check(trace)
+            yield trace
 
 
 def _part(connection: Connection, run_id: str, size: Extent, low: int, high: int) -> Window:

@@ -77,16 +77,23 @@ def open_store(args: argparse.Namespace) -> Store:
         return Store(args.db if args.db is not None else default_path())
 
 
-def load_runs(args: argparse.Namespace, names: Sequence[str], *, compared: bool = False) -> dict[str, Trace]:
-    """Return stored runs by id, `compared` with the other runs of their comparisons."""
+@contextmanager
+def open_readonly(args: argparse.Namespace, names: Sequence[str]) -> Generator[Store]:
+    """Open the database in which runs with these names are looked up."""
     from specscope.traces.store import Store, default_path
 
     try:
         with Store(args.db if args.db is not None else default_path(), readonly=True) as store:
-            wanted = [other for name in names for other in (store.group(name) if compared else [name])]
-            return {name: store.load(name) for name in dict.fromkeys(wanted)}
+            yield store
     except StoreMissing as error:
         raise UsageError(f"there is no run {', '.join(map(shown, names[:3]))}: {error}") from None
+
+
+def load_runs(args: argparse.Namespace, names: Sequence[str], *, compared: bool = False) -> dict[str, Trace]:
+    """Return stored runs by id, `compared` with the other runs of their comparisons."""
+    with open_readonly(args, names) as store:
+        wanted = [other for name in names for other in (store.group(name) if compared else [name])]
+        return {name: store.load(name) for name in dict.fromkeys(wanted)}
 
 
 @contextmanager

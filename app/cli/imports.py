@@ -17,6 +17,9 @@ SOURCES = (
     "streams, profiles"
 )
 
+MOST_LISTED = 10
+"""Runs of a file that have a line; all of them have one in JSON."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="F", help=SOURCES)
@@ -33,17 +36,26 @@ def run(args: argparse.Namespace) -> int:
         found = read_traces(args.file, since=args.since)
     with common.open_store(args) as store, common.Status("storing the runs"):
         store.insert(*found.traces)
-    rows = [{"run_id": t.header.run_id, "method": t.header.method, "status": t.status} for t in found.traces]
+    rows = [
+        {"run_id": t.header.run_id, "method": t.header.method, "status": t.status, "group": t.header.group}
+        for t in found.traces
+    ]
     return common.answer(args, rows[0] if len(rows) == 1 else rows, _lines(found))
 
 
 def _lines(found: Imports) -> Iterator[str]:
+    from specscope.traces.export.sets import lines
     from specscope.traces.metrics import measure
+    from specscope.traces.sets.compared import sets_of
+    from specscope.traces.sets.members import members_of
 
-    for trace in found.traces:
+    for trace in found.traces[:MOST_LISTED]:
         tokens = measure(trace).tokens
         count = "unknown number of tokens" if tokens is None else f"{tokens} tokens"
         yield f"run {trace.header.run_id}: {trace.header.title}, {count}, {trace.status}"
-    if found.skipped:
-        noun = "request was" if found.skipped == 1 else "requests were"
-        yield f"{found.skipped} {noun} left out: nothing about speculative decoding"
+    if len(found.traces) > MOST_LISTED:
+        yield f"… and {len(found.traces) - MOST_LISTED:,} more"
+    yield from found.notes
+    if found.set:
+        yield f"as one set: specscope runs --set {found.set}"
+        yield from lines(sets_of([list(members_of(found.traces))]))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 
 from specscope.app.cli import common, options
+from specscope.engine.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="id of a stored run")
+    text = "show the runs, or the requests of imported files, as one set; draw those with most and least acceptance"
+    parser.add_argument("--set", action="store_true", help=text)
     parser.add_argument("--compared", action="store_true", help="add the other runs of each run's comparison")
     options.add_output(parser, "F.html", "file to write", required=True)
     parser.add_argument("--redact-prompt", action="store_true", help="leave the prompt out")
@@ -16,9 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from specscope.traces.export.report import render_report
+    from specscope.traces.export.report import render_report, render_set
 
     common.check_output(args.output)
+    if args.set and args.compared:
+        raise UsageError(
+            "--compared adds the runs of comparisons, which are no set; leave out --set or --compared"
+        )
+    if args.set:
+        with common.open_readonly(args, args.runs) as store, common.Status("writing the report"):
+            page = render_set(store, args.runs, redact_prompt=args.redact_prompt)
+        size = common.write_output(args.output, page)
+        facts = {"file": str(args.output), "bytes": size, "set": args.runs}
+        return common.answer(args, facts, [f"{args.output}: one set, {size / 2**20:.1f} MiB"])
     with common.Status("writing the report"):
         traces = list(common.load_runs(args, args.runs, compared=args.compared).values())
         page = render_report(traces, redact_prompt=args.redact_prompt)

@@ -1,4 +1,4 @@
-"""List stored runs, newest first: id, time, method, models, speed and speed-up."""
+"""List stored runs: id, time, method, models, speed and speed-up; or show some as one set."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from specscope.app.cli import common, options
+from specscope.engine.errors import UsageError, shown
 from specscope.engine.methods import METHODS
 from specscope.engine.types import check_range
 
@@ -23,15 +24,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "part of an id, method, prompt or output (all)"
     parser.add_argument("query", nargs="?", default="", metavar="TEXT", help=text)
     limit = {"--limit": (20, "N", "list at most N runs (20)")}
+    what = "runs, or sets of imported files, as one thing; repeat it to compare sets"
+    parser.add_argument("--set", nargs="+", action="append", metavar="RUN", help=what)
     options.add_options(parser, limit, options.DATABASE, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.set:
+        return _sets(args)
     check_range("--limit", args.limit, 1, 1000)
     with common.open_store(args) as store:
         found, total = store.runs(args.query, limit=args.limit)
     rows = [_row(one) for one in found]
     return common.answer(args, {"runs": rows, "total": total}, _lines(rows, total))
+
+
+def _sets(args: argparse.Namespace) -> int:
+    from specscope.traces.export.sets import lines
+    from specscope.traces.sets.compared import sets_of
+    from specscope.traces.sets.members import members_of
+
+    if args.query:
+        raise UsageError(f"{shown(args.query)} searches the list; with --set name runs only")
+    with common.open_readonly(args, args.set[0]) as store, common.Status("reading the runs"):
+        found = sets_of([list(members_of(store.outlines(names))) for names in args.set])
+    return common.answer(args, dict(found), lines(found))
 
 
 def _lines(rows: Sequence[dict[str, Any]], total: int) -> Iterator[str]:

@@ -6,9 +6,15 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from specscope.app.render.html import badge, drafter, lossy, run_address, text
-from specscope.app.routes import EXPORTS, export_address, report_address
+from specscope.app.routes import EXPORTS, SET, export_address, report_address
 from specscope.engine.checkpoints.forms import model_name
 from specscope.engine.trace.events import Header
+from specscope.engine.trace.trace import Trace
+from specscope.traces.export.sets import html as sets_html
+from specscope.traces.imported import is_foreign
+from specscope.traces.sets.compared import SetsView, sets_of
+from specscope.traces.sets.members import members_of
+from specscope.traces.sets.sentences import plural
 from specscope.traces.store import Summary
 from specscope.traces.view.settings import config_text
 
@@ -23,7 +29,7 @@ HEAD = (
     ("Tokens", "app-n", "New tokens of all sequences."),
     ("Tok/s", "app-n", "Tokens per second of decoding, without prefill."),
     ("Speed-up", "app-n", "This pass over the plain decoding of its race, under the same conditions."),
-    ("Race", "", "Runs that were compared with each other."),
+    ("Race", "", "Runs that were compared with each other, or that one file has."),
     ("Status", "", ""),
     ('<span class="ss-sr">Actions</span>', "", ""),
 )
@@ -81,9 +87,15 @@ def _row(row: Summary, selected: bool) -> str:
 
 
 def _race(header: Header) -> str:
-    """Return a button that opens the runs of a race; a dash without one."""
+    """Return a button that opens the runs of a race or of a set; a dash without one."""
     if not header.group:
         return "–"
+    if is_foreign(header):
+        name = text(header.group)
+        return (
+            f'<button type="button" class="ss-button" data-set="{name}" title="All requests of the file of this one">'
+            f"{name[:12]}</button>"
+        )
     return (
         f'<button type="button" class="ss-button" data-group="{text(header.run_id)}" '
         f'aria-label="Compare run {text(header.run_id)} with its race" title="Open with the other runs of race {text(header.group)}">'
@@ -127,6 +139,29 @@ def opened(headers: Sequence[Header], names: Sequence[str] = ()) -> str:
         f'<a href="{report_address(ids)}&amp;redact_prompt=true" download>Download it without the prompt</a></span>'
         f'<details class="app-past"><summary>Download the data</summary><ul>{files}</ul></details></div>'
     )
+
+
+def opened_set(names: Sequence[str], sets: SetsView, message: str = "") -> str:
+    """Return the heading of runs that are shown as one set, and the set."""
+    ids = [SET + names[0], *names[1:]]
+    number = sum(one["members"] for one in sets["sets"])
+    said = f'<p class="app-note app-wide" role="status">{text(message)}</p>' if message else ""
+    return (
+        f'<div class="app-opened" data-runs="{text(",".join(ids))}"><h2>One set of {number:,}</h2>'
+        f'<span class="app-links"><a href="{run_address(ids)}">Permalink</a>'
+        f'<a href="{report_address(ids)}" download>Download report</a></span>{said}</div>'
+        f"{sets_html(sets, lambda run: run_address([run]))}"
+    )
+
+
+def folded_set(traces: Sequence[Trace]) -> str:
+    """Return the set that one run with several requests is; empty for another one."""
+    members = list(members_of(traces)) if len(traces) == 1 else []
+    if len(members) < 2:
+        return ""
+    opened = " open" if traces[0].windows else ""
+    what = f"Its {plural(len(members), members[0].noun)} as one set"
+    return f'<details class="app-past app-set"{opened}><summary>{what}</summary>{sets_html(sets_of([members]))}</details>'
 
 
 def _export(run: str, form: str) -> str:

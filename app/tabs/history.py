@@ -9,9 +9,9 @@ from typing import Any
 import gradio as gr
 
 from specscope.app.beside import keep
-from specscope.app.render.history import opened, runs_table
+from specscope.app.render.history import folded_set, opened, opened_set, runs_table
 from specscope.app.render.html import alert, note
-from specscope.app.routes import MAX_COMPARED, find_passes, find_traces, median_of, store_of
+from specscope.app.routes import MAX_COMPARED, SET, find_passes, find_traces, median_of, store_of
 from specscope.app.service import Service
 from specscope.app.tabs.analysis import Analysis
 from specscope.app.tabs.chat import Streams
@@ -22,6 +22,8 @@ from specscope.app.windows import MOST_ANALYSED, long_runs
 from specscope.engine.errors import SpecScopeError, UsageError
 from specscope.engine.trace.events import Header
 from specscope.traces.race import grouped
+from specscope.traces.sets.compared import sets_of
+from specscope.traces.sets.members import members_of
 from specscope.traces.store import Store
 
 PAGE_SIZE = 20
@@ -43,13 +45,14 @@ class History:
         with gr.Column(elem_id="history-open", elem_classes="app-plain", visible=False) as self.detail:
             self.back = gr.Button("All runs", elem_id="history-back", **SMALL)
             script = "SpecScopeApp.heading(element, watch);"
-            self.heading = gr.HTML(elem_id="history-heading", js_on_load=script)
+            self.heading = plain_html(elem_id="history-heading", js_on_load=script)
             self.following = Following(service)
             self.viewer = build_viewer("history-viewer")
             self.analysis = Analysis(service)
         self.view = [self.search, self.place]
         """Inputs that determine the page of the list."""
-        self.listed = [self.table, self.message, self.place, self.open, self.delete, self.confirm]
+        self.acts = [self.open, self.as_set, self.delete]
+        self.listed = [self.table, self.message, self.place, *self.acts, self.confirm]
         opened = [self.listing, self.detail, self.heading, self.viewer, self.message]
         live = [self.wanted, *self.following.shown]
         self.opened = [*opened, *live, *self.analysis.shown]
@@ -64,6 +67,7 @@ class History:
         with gr.Row(elem_id="history-bar", equal_height=True):
             self.search = gr.Textbox("", placeholder=hint, elem_id="history-search", **bare)
             self.open = gr.Button("Open selected", interactive=False, elem_id="history-compare", **SMALL)
+            self.as_set = gr.Button("As one set", interactive=False, elem_id="history-set", **SMALL)
             self.delete = gr.Button("Delete", interactive=False, elem_id="history-delete", **SMALL)
             # `app.js` posts the file to /specscope/import: others could read Gradio's uploads.
             gr.Button("Import", elem_id="history-import", **SMALL)
@@ -90,7 +94,7 @@ class History:
             self.keep = gr.Button("Keep", elem_id="delete-no", **SMALL)
         self.message = gr.HTML(elem_id="history-message")
         self.example = gr.Button(EXAMPLE, elem_id="history-example", **SMALL)
-        events = "['picked', 'opened', 'compared', 'paged', 'imported']"
+        events = "['picked', 'opened', 'compared', 'grouped', 'paged', 'imported']"
         script = f"SpecScopeApp.history(element, trigger, watch, {events});"
         self.table = plain_html(js_on_load=script, elem_id="history-table")
 
@@ -99,20 +103,23 @@ class History:
         shown = self.opened
         self.search.change(self.find, view, listed, trigger_mode="always_last", **QUIET)
         self.table.paged(self.turn_page, view, listed, **QUIET)
-        picked = [self.place, self.open, self.delete, self.confirm]
+        picked = [self.place, *self.acts, self.confirm]
         # always_last would repeat an older event's data; `app.js` waits for a pause instead.
         self.table.picked(self.pick, self.place, picked, trigger_mode="multiple", **QUIET)
         for opening in (
             self.table.opened(self.open_one, None, shown, **QUIET),
             self.table.compared(self.open_group, None, shown, **QUIET),
             self.open.click(self.open_selected, self.place, shown, **QUIET),
+            self.as_set.click(self.open_as_set, self.place, shown, **QUIET),
+            self.table.grouped(self.open_grouped, None, shown, **QUIET),
             self.example.click(self.open_example, None, shown, **QUIET),
         ):
             opening.then(self.analyse, self.viewer, self.analysis.shown, **QUIET)
         self.delete.click(self.ask_delete, self.place, [self.confirm, self.question], **QUIET)
         self.keep.click(lambda: gr.update(visible=False), None, self.confirm, **QUIET)
         self.really.click(self.delete_runs, view, listed, **QUIET)
-        self.table.imported(self.show_imported, self.search, [*listed, self.search], **QUIET)
+        imported = list(dict.fromkeys([*listed, self.search, *shown]))
+        self.table.imported(self.show_imported, self.search, imported, **QUIET)
         self.back.click(self.streams.handler(self.leave), view, self.left, **self.streams.in_order, **QUIET)
         runs: dict[str, Any] = {**QUIET, **self.streams.in_order, "trigger_mode": "multiple"}
         for part in (self.picker, self.wanted, self.following.line):
@@ -162,6 +169,7 @@ class History:
         name = f"Compare {n}" if n > 1 else "Open selected"
         return {
             self.open: gr.update(interactive=0 < n <= MAX_COMPARED, value=name),
+            self.as_set: gr.update(interactive=n > 0),
             self.delete: gr.update(interactive=n > 0, value=f"Delete {n}" if n > 1 else "Delete"),
         }
 
@@ -196,6 +204,12 @@ class History:
     def open_selected(self, place: Place) -> Update:
         return self.show(_read(place)[1])
 
+    def open_as_set(self, place: Place) -> Update:
+        return self.show_set(_read(place)[1])
+
+    def open_grouped(self, event: gr.EventData) -> Update:
+        return self.show_set([str(event.run)])
+
     def open_example(self) -> Update:
         """Store the runs of the example that are not stored, and open all."""
         try:
@@ -205,6 +219,8 @@ class History:
 
     def show(self, runs: Sequence[str]) -> Update:
         """Open runs in the viewer; of long runs `analyse` shows the analysis later."""
+        if runs and runs[0].startswith(SET):
+            return self.show_set([runs[0].removeprefix(SET), *runs[1:]])
         try:
             if long_runs(self.service.store, [run.split("~")[0] for run in runs]):
                 headers = [self._store().header(run.split("~")[0]) for run in runs]
@@ -213,14 +229,28 @@ class History:
                 )
             passes = find_passes(self.service, ",".join(runs))
         except SpecScopeError as error:
-            return {
-                self.message: alert(str(error)),
-                self.listing: gr.update(visible=True),
-                self.detail: gr.update(visible=False),
-            }
+            return self._refused(error)
         traces, passes = median_of(passes)
         names = ["~".join(t.header.run_id for t in group) for group in passes]
-        return self._opened([t.header for t in traces], names) | self.analysis.show(traces)
+        shown = self._opened([t.header for t in traces], names)
+        return shown | {self.heading: shown[self.heading] + folded_set(traces)} | self.analysis.show(traces)
+
+    def show_set(self, names: Sequence[str], message: str = "") -> Update:
+        """Show the figures of runs, or of the requests of a file, as one set."""
+        try:
+            sets = sets_of([list(members_of(self._store().outlines(names)))])
+        except SpecScopeError as error:
+            return self._refused(error)
+        hidden = dict.fromkeys(self.analysis.cards, gr.update(visible=False))
+        heading = opened_set(names, sets, message)
+        return {**self._opened([], ()), **hidden, self.heading: heading}
+
+    def _refused(self, error: SpecScopeError) -> Update:
+        return {
+            self.message: alert(str(error)),
+            self.listing: gr.update(visible=True),
+            self.detail: gr.update(visible=False),
+        }
 
     def _opened(self, headers: Sequence[Header], names: Sequence[str]) -> Update:
         return {
@@ -228,7 +258,7 @@ class History:
             self.wanted: "",
             self.listing: gr.update(visible=False),
             self.detail: gr.update(visible=True),
-            self.heading: opened(headers, names),
+            self.heading: opened(headers, names) if headers else "",
             self.viewer: viewed(names),
             self.message: "",
         }
@@ -308,7 +338,10 @@ class History:
         """Show the result of an import, after `app.js` has posted the file."""
         if event.error:
             return self.refresh(query, message=alert(str(event.error)))
-        return self.refresh("", message=note(f"Run {event.run} was imported.")) | {self.search: ""}
+        message, listed = f"Run {event.run} was imported.", {self.search: ""}
+        if event.set:
+            return self.refresh("") | self.show_set([str(event.set)], message) | listed
+        return self.refresh("", message=note(message)) | listed
 
     def _store(self) -> Store:
         return store_of(self.service)
@@ -328,8 +361,8 @@ def _read(place: Place | None) -> tuple[int, list[str]]:
 
 
 def wanted_runs(query: str) -> list[str]:
-    """Return the runs in the `run=a,b` of a permalink."""
+    """Return the runs in the `run=a,b` of a permalink; those of a set begin with `SET`."""
     runs = [name for name in query.split(",") if name]
-    if len(runs) > MAX_COMPARED:
+    if len(runs) > MAX_COMPARED and not runs[0].startswith(SET):
         raise UsageError(f"the link names {len(runs)} runs; at most {MAX_COMPARED} can be compared")
     return runs

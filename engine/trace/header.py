@@ -21,6 +21,7 @@ from specscope.engine.trace.ranges import (
     Amount,
     Count,
     Id,
+    Place,
     Range,
     Size,
     Time,
@@ -52,6 +53,8 @@ _FORMS: dict[str, Any] = {
             "source": str,
             "unknown": _Texts,
             "known": _Texts,
+            "prompt_tokens": tuple[Place, ...],
+            "dated": bool,
             "counts": {
                 "histogram": tuple[Size, ...],
                 "drafted": (Size,),

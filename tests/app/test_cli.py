@@ -154,6 +154,27 @@ def test_every_request_of_an_engines_file_is_a_run_and_an_exported_profile_is_re
     assert not (tmp_path / "x").exists()
 
 
+def test_runs_are_shown_as_one_set_and_sets_are_compared(capsys, db, tmp_path):
+    names = ("vllm.jsonl", "printed/11-spec-bench-vanilla.jsonl", "printed/11-spec-bench-sps.jsonl")
+    imported, *answers = (answer(capsys, "import", str(IMPORTED / name), *db, "--json") for name in names)
+    (name,) = {row["group"] for row in imported}
+    out = printed(capsys, "runs", "--set", name, *db)
+    assert "2 requests, 5 rounds: acceptance length 2.40" in out
+    assert f"(run {imported[0]['run_id']}, 3 rounds)" in out
+    (one,) = answer(capsys, "runs", "--set", name, *db, "--json")["sets"]
+    assert (one["members"], one["whole"]["rounds"]) == (2, 5)
+    plain, drafted = (row["run_id"] for row in answers)
+    for words in (["--set", plain, drafted], ["--set", plain, "--set", drafted]):
+        assert "0.83× over 2 requests: writing 0.72×, math_reasoning 1.20×." in printed(
+            capsys, "runs", *words, *db
+        )
+    assert "searches the list" in refused(capsys, "runs", "words", "--set", name, *db)
+    assert "there is no run 'nobody'" in refused(capsys, "runs", "--set", "nobody", *db)
+    printed(capsys, "report", "--set", name, *db, "-o", str(tmp_path / "set.html"))
+    page = (tmp_path / "set.html").read_text(encoding="utf-8").partition("<noscript")[0]
+    assert "2 requests, 5 rounds" in page.partition('class="specscope ss-sets"')[2]
+
+
 def test_models_are_listed_downloaded_located_and_removed(capsys, tmp_path, monkeypatch):
     folder = tmp_path / "models" / "smollm2"
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path))

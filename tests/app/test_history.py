@@ -181,8 +181,8 @@ def test_a_bad_file_is_an_error_without_path_and_an_exported_run_is_imported_onc
         write_jsonl(trace, out)
     service.store.delete([trace.header.run_id])
     with file.open("rb") as opened:
-        assert import_trace(service, opened) == trace.header.run_id
-    state = page.show_imported("storm", the_run(trace.header.run_id, error=""))
+        assert import_trace(service, opened) == (trace.header.run_id, "")
+    state = page.show_imported("storm", the_run(trace.header.run_id, set="", error=""))
     assert f"Run {trace.header.run_id} was imported" in state[page.message]
     assert trace.header.run_id in state[page.table]
     assert service.store.load(trace.header.run_id).commits == trace.commits
@@ -194,13 +194,38 @@ def test_runs_of_another_engine_are_listed_with_what_is_known(page, service) -> 
     notes = []
     for name in ("vllm.jsonl", "sglang.json", "sglang-profile.json"):
         with (IMPORTED / name).open("rb") as opened:
-            notes.append(import_trace(service, opened))
+            notes.append(import_trace(service, opened)[0])
     assert notes[0].endswith(" (and 1 more)")
     rows = page.refresh()[page.table].split("<tr data-run=")[1:]
     counts = {row.split("imported · ")[1].split("<")[0]: row for row in rows}
     assert set(counts) == {"vLLM", "SGLang"}
     numbers = sorted(cell for row in rows for cell in re.findall(r'class="app-n">([^<]*)<', row)[1:2])
     assert numbers == ["10", "5", "8", "–"]
+
+
+def test_an_imported_file_is_shown_as_one_set_and_so_are_selected_runs(page, service, run) -> None:
+    with (IMPORTED / "vllm.jsonl").open("rb") as opened:
+        said, name = import_trace(service, opened)
+    state = page.show_imported("", the_run(said, set=name, error=""))
+    assert state[page.detail]["visible"]
+    assert opened_runs(state, page) == []
+    shown = state[page.heading]
+    assert f'data-runs="set:{name}"' in shown
+    assert f"Run {said} was imported." in shown
+    assert "One set of 2" in shown
+    assert 'href="/?run=' in shown.partition("lowest acceptance")[2]
+    assert page.show([f"set:{name}"])[page.heading] == page.open_grouped(the_run(name))[page.heading]
+    assert f'data-set="{name}"' in page.refresh()[page.table]
+    mine = [run("pearl").run_id, run("speculative").run_id]
+    state = page.open_as_set({"selected": mine})
+    assert "2 settings are mixed" in state[page.heading]
+    assert wanted_runs(f"set:{','.join(mine * 5)}")[0] == f"set:{mine[0]}"
+    assert "there is no run" in page.show(["set:nobody"])[page.message]
+    with (IMPORTED / "printed" / "11-spec-bench-sps.jsonl").open("rb") as opened:
+        answers, none = import_trace(service, opened)
+    assert none == ""
+    assert "Its 2 requests as one set" in page.show([answers])[page.heading]
+    assert "as one set" not in page.show(mine[:1])[page.heading]
 
 
 def test_without_a_database_the_history_shows_an_error(built) -> None:

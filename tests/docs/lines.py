@@ -94,6 +94,8 @@ def furnish(place: Path) -> None:
             for one in ("drafts", "draft_tokens", "accepted_tokens")
         )
         (place / name).write_text("".join(counts), encoding="utf-8")
+    responses = ROOT / "tests" / "traces" / "imported" / "vllm.jsonl"
+    (place / "responses.jsonl").write_text(responses.read_text(encoding="utf-8"), encoding="utf-8")
     profile = (FOLDER / "pearl-3xA100.toml").read_text(encoding="utf-8")
     (place / "mine.toml").write_text(profile.replace('"pearl-3xA100"', '"mine"'), encoding="utf-8")
 

@@ -392,9 +392,23 @@ def test_a_file_with_too_many_requests_tokens_or_drafts_takes_no_memory(refused,
     (tmp_path / "many.json").write_text("[" + ",".join(["{}"] * 10_001) + "]")
     with pytest.raises(UsageError, match="10001 requests; at most 10000"):
         read_traces(tmp_path / "many.json")
-    monkeypatch.setattr(reading, "MOST_ROWS", 20)
-    with pytest.raises(UsageError, match="more than 20 tokens and drafts"):
-        read_traces(FILES / "vllm.jsonl")
+    whole = read_traces(FILES / "vllm.jsonl")
+    monkeypatch.setattr(reading, "MOST_ROWS", 10)
+    found = read_traces(FILES / "vllm.jsonl")
+    assert (whole.totals, found.totals) == (0, 1)
+    assert (
+        found.notes[-1]
+        == "1 request was read without the order of the steps: their tokens and drafts are more than 10"
+    )
+    first, last = found.traces
+    assert first.rounds
+    assert not last.rounds
+    assert [_totals(trace) for trace in found.traces] == [_totals(trace) for trace in whole.traces]
+
+
+def _totals(trace):
+    metrics = measure(trace)
+    return metrics.tokens, metrics.drafted, metrics.accepted, metrics.mean_accepted_length
 
 
 STEPS = rows_of("vllm-vcr-steps.jsonl")

@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 import re
 from html import escape
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specscope.engine.checkpoints.forms import model_name
 from specscope.engine.errors import UsageError
 from specscope.traces.comparable import lacks_load, other_load
 from specscope.traces.export.assets import report_template, viewer_script, viewer_style
+from specscope.traces.export.sets import html
+from specscope.traces.sets.compared import sets_of
+from specscope.traces.sets.members import members_of
 from specscope.traces.view.beginning import end_of, of_beginning
 from specscope.traces.view.document import Document, RunView, view_model
 from specscope.traces.view.figures import acceptance
@@ -26,12 +30,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from specscope.engine.trace.trace import Trace
+    from specscope.traces.sets.compared import SetsView
+    from specscope.traces.store import Store
 
 Turn: TypeAlias = "tuple[Sequence[Trace], Sequence[Sequence[Trace]]]"
 """The runs of a turn, and the passes of each."""
 LONG = 300
 """Characters from which on a prompt is folded; its beginning is shown."""
 _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+MOST_DRAWN = 8
+"""Runs of a set that a report draws: those of its named requests."""
+
+
+def render_set(store: Store, names: Sequence[str], *, redact_prompt: bool = False) -> str:
+    """Return the report of runs as one set; it draws those of least and most acceptance."""
+    sets = sets_of([list(members_of(store.outlines(names)))])
+    ends = [(view["worst"], view["best"]) for view in sets["sets"]]
+    most = MOST_DRAWN // (2 * max(1, len(ends))) or 1
+    named = [row["run"] for rows in ends for part in rows for row in part[:most]]
+    drawn = list(dict.fromkeys(named or [trace.header.run_id for trace in islice(store.outlines(names), 1)]))
+    traces = [store.load(run) for run in drawn[:MOST_DRAWN]]
+    return render_report(traces, redact_prompt=redact_prompt, sets=sets)
 
 
 def render_report(
@@ -41,12 +62,14 @@ def render_report(
     earlier: Sequence[Turn] = (),
     redact_prompt: bool = False,
     spans: int | None = None,
+    sets: SetsView | None = None,
 ) -> str:
     """Return the report as the text of one HTML file (UTF-8), of at least one run.
 
     `passes` and `redact_prompt` are those of `view_model`; the viewer can show the turns of
     `earlier`. Redacted, the answers stay; they may repeat a prompt. With `spans` the viewer draws
-    only the beginning of the runs, of about so many spans.
+    only the beginning of the runs, of about so many spans. `sets` are shown above the viewer, else
+    what the runs are together, see `_set_of`.
     """
     if not traces:
         raise UsageError("a report needs at least one run; 0 were given")
@@ -63,11 +86,19 @@ def render_report(
         "title": _text("SpecScope: " + ", ".join(run["title"] for run in model["runs"])),
         "head": _head(model),
         "summary": "\n".join([*summaries, now + _summary(traces, model)]),
+        "sets": html(sets) if sets else _set_of(traces),
         "model": inline_json(packed(model) | ({"earlier": [*map(packed, before)]} if before else {})),
         "style": viewer_style(),
         "script": viewer_script(),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], report_template())
+
+
+def _set_of(traces: Sequence[Trace]) -> str:
+    """Return the sets that runs are; empty if no setting has requests of several prompts."""
+    found = sets_of([list(members_of(traces))])
+    several = [view for view in found["sets"] if view["members"] - view["repeated"] > 1]
+    return html({**found, "note": ""}) if several else ""  # a race is of several settings
 
 
 def inline_json(value: Any) -> str:

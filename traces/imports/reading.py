@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from specscope.traces.imports.servers import AIPERF, SGLANG, VLLM
 from specscope.traces.imports.vcr import VCR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from specscope.engine.trace.trace import Trace
     from specscope.traces.imports.logs.answers import Rows
@@ -49,8 +50,8 @@ MOST_WRAPPED = 12
 """Entries of a wrapper around a row, or around a list of rows."""
 FORMS = (VLLM, AIPERF, SGLANG, VCR, MODELOPT, PROFILER)
 MOST_RUNS = 10_000
-MOST_ROWS = 2_000_000
-"""The most decisions and tokens of all requests of one file."""
+MOST_ROWS = 500_000
+"""Decisions and tokens of the requests of a file from which on the others have totals only."""
 MOST_TRACE_VALUES = 16_000_000
 """Of SpecScope's own file, in about a gigabyte of memory; a usual one of 200 MB has as many."""
 
@@ -62,6 +63,28 @@ class Imports:
     traces: tuple[Trace, ...]
     skipped: int = 0
     """Requests that say nothing of speculative decoding."""
+    repeated: int = 0
+    """Requests that the file has twice, each beside the one that is read."""
+    totals: int = 0
+    """Requests whose totals are read, but not their tokens, as there are more than `MOST_ROWS`."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not read as it is in the file."""
+        many = f"their tokens and drafts are more than {MOST_ROWS:,}"
+        what = {
+            "left out: nothing about speculative decoding": self.skipped,
+            "left out: the file has the same one twice": self.repeated,
+            f"read without the order of the steps: {many}": self.totals,
+        }
+        return [
+            f"{n:,} {'request was' if n == 1 else 'requests were'} {text}" for text, n in what.items() if n
+        ]
+
+    @property
+    def set(self) -> str:
+        """The name of the set that the requests of a file are; empty without several."""
+        return self.traces[0].header.group if len(self.traces) > 1 else ""
 
 
 def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES, since: Path | None = None) -> Imports:
@@ -89,7 +112,7 @@ def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES, since: Path
             raise ValueError(f"it has {len(parts)} requests; at most {MOST_RUNS} are read")
         if form is None:
             return Imports(tuple(_printed(rows, content)) or (_own(rows, content, path),))
-        traces = _of_form(form, parts)
+        traces, totals = _of_form(form, parts)
         if not traces:
             nothing = f"it says nothing of speculative decoding; expected {form.name}"
             raise ValueError(named(content, rows, nothing))
@@ -97,19 +120,32 @@ def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES, since: Path
         raise
     except ValueError as error:
         raise UsageError(f"cannot import {path}: {error}") from None
-    return Imports(tuple(traces), len(parts) - len(traces))
+    once = {trace.header.run_id: trace for trace in traces}
+    repeated = len(traces) - len(once)
+    return Imports(_as_set(tuple(once.values())), len(parts) - len(traces), repeated, totals)
 
 
-def _of_form(form: Form, parts: Sequence[list[Any]]) -> list[Trace]:
+def _as_set(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
+    """Return the requests of a file with the name of their set as group."""
+    if len(traces) > 1:
+        ids = ",".join(trace.header.run_id for trace in traces)
+        name = f"set-{hashlib.sha256(ids.encode()).hexdigest()[:8]}"
+        for trace in traces:
+            trace.header = replace(trace.header, group=name)
+    return traces
+
+
+def _of_form(form: Form, parts: Sequence[list[Any]]) -> tuple[list[Trace], int]:
+    """Return the traces of requests, and how many of these have totals only."""
     traces: list[Trace] = []
-    size = 0
+    size = totals = 0
     for number, part in enumerate(parts, 1):
-        if trace := _read(form, part, number if len(parts) > 1 else 0):
+        short = form.totals if size > MOST_ROWS else None
+        if trace := _read(form, short or form.read, part, number if len(parts) > 1 else 0):
             traces.append(trace)
             size += len(trace.decisions) + len(trace.commits)
-        if size > MOST_ROWS:
-            raise ValueError(f"its requests have more than {MOST_ROWS} tokens and drafts; split the file")
-    return traces
+            totals += short is not None
+    return traces, totals
 
 
 def _printed(rows: Sequence[Any], content: bytes) -> list[Trace]:
@@ -206,11 +242,11 @@ def _without_cut_rows(lines: Iterable[bytes], cut: list[int]) -> Iterator[bytes]
         yield whole
 
 
-def _read(form: Form, part: list[Any], number: int) -> Trace | None:
+def _read(form: Form, read: Callable[[Any], Trace | None], part: list[Any], number: int) -> Trace | None:
     try:
         if not all(map(form.recognises, part)):
             raise ValueError(f"expected {form.name}")
-        trace = form.read(part if form.whole else part[0])
+        trace = read(part if form.whole else part[0])
         if trace is not None:
             checked(trace)
     except RecursionError:

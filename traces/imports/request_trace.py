@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from specscope.engine.errors import shown
 from specscope.engine.trace.events import Commit, Decision, Footer, Header, Round
 from specscope.engine.trace.ranges import LONGEST_DRAFT, MOST_WHOLE
+from specscope.engine.trace.ranges import MOST_TOKENS as LONGEST_PROMPT
 from specscope.engine.trace.trace import Trace
 from specscope.traces.imported import NO_TOKEN, TEXTS, Counts, Imported
 
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 ALWAYS = ("times", TEXTS, "ids of rejected tokens", "probabilities")
 """What no file of counts holds."""
 CHANCES = "p is that of the logits before temperature, top-k and top-p, as the server reports it"
+_PROMPT_LENGTHS = (
+    ("usage", "prompt_tokens"),
+    ("meta_info", "prompt_tokens"),
+    ("metrics", "input_sequence_length", "value"),
+    ("tokens_evaluated",),
+)
+"""Of vLLM and other servers, SGLang, AIPerf and llama.cpp."""
 MOST_STEPS = 200_000
 MOST_TOKENS = 1_000_000
 """The most tokens, drafted or put out, of one request."""
@@ -39,6 +47,8 @@ class Form(NamedTuple):
     decoding, ValueError for another version."""
     whole: bool = False
     """Whether all values of a file are one run."""
+    totals: Callable[[Any], Trace | None] | None = None
+    """Like `read`, without rows: the totals of a request of a file that has too many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +121,17 @@ def trace_of(request: Request) -> Trace:
         unknown.append("prompt")
     pieces = request.pieces if rows else ()
     always = [fact for fact in ALWAYS if fact != TEXTS or not any(piece for piece, _ in pieces)]
-    counts = None if rows else request.counts
+    length = prompt_length(request.content)
+    imported = Imported(
+        request.source,
+        (*always, *unknown),
+        None if rows else request.counts,
+        stated=request.stated,
+        prompt_tokens=() if length is None else (length,),
+        dated=request.created is not None,
+    )
     header = new_header(
-        Imported(request.source, (*always, *unknown), counts, stated=request.stated),
+        imported,
         engine=request.engine,
         key=request.key,
         content=request.content,
@@ -255,6 +273,23 @@ def whole(row: Mapping[str, Any], name: str, high: int = MOST_WHOLE) -> int:
 
 def optional_whole(row: Mapping[str, Any], name: str, high: int = MOST_WHOLE) -> int | None:
     return None if row.get(name) is None else whole(row, name, high)
+
+
+def prompt_length(row: Any) -> int | None:
+    """Return the tokens of a request's prompt, where engines and tools write them; else None.
+
+    llama.cpp's timings count the cached ones apart.
+    """
+    read = _length(row, "timings", "prompt_n")
+    found = [_length(row, *path) for path in _PROMPT_LENGTHS]
+    found.append(None if read is None else read + (_length(row, "timings", "cache_n") or 0))
+    return next((length for length in found if length is not None), None)
+
+
+def _length(value: Any, *path: str) -> int | None:
+    for name in path:
+        value = value.get(name) if is_object(value) else None
+    return value if type(value) is int and 0 <= value <= LONGEST_PROMPT else None
 
 
 def wholes(row: Mapping[str, Any], name: str, most: int, high: int = MOST_WHOLE) -> tuple[int, ...]:

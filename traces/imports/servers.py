@@ -20,6 +20,7 @@ a histogram, without the order of the verifications; for n > 1 it is a list.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.servers.steps import chances_of
@@ -78,7 +79,7 @@ def _is_vllm(row: Any) -> bool:
     return "choices" in row if metrics is None else is_object(metrics) and "speculative_decoding" in metrics
 
 
-def _read_vllm(row: dict[str, Any]) -> Trace | None:
+def _read_vllm(row: dict[str, Any], *, rows: bool = True) -> Trace | None:
     metrics = (row["metrics"] or {}).get("speculative_decoding")
     if metrics is None:
         return None
@@ -106,7 +107,7 @@ def _read_vllm(row: dict[str, Any]) -> Trace | None:
             engine="vLLM",
             key=text(row, "id", 80),
             content=row,
-            steps=steps,
+            steps=steps if rows else None,
             counts=counts,
             tokens=ids,
             prompt=_ids(row, "prompt_token_ids") or _ids(choice, "prompt_token_ids"),
@@ -124,7 +125,7 @@ def _is_aiperf(row: Any) -> bool:
     return is_object(row) and is_object(row.get("metadata")) and is_object(row.get("metrics"))
 
 
-def _read_aiperf(row: dict[str, Any]) -> Trace | None:
+def _read_aiperf(row: dict[str, Any], *, rows: bool = True) -> Trace | None:
     entry = row.get("spec_decode_acceptance")
     if entry is None:
         return None
@@ -145,7 +146,7 @@ def _read_aiperf(row: dict[str, Any]) -> Trace | None:
             engine=text(entry, "engine", 40) or "AIPerf",
             key=text(metadata, "x_request_id", 80),
             content=row,
-            steps=steps if chain else None,
+            steps=steps if chain and rows else None,
             counts=counts,
             created=number(metadata, "request_start_ns") / 1e9 if "request_start_ns" in metadata else None,
         )
@@ -259,8 +260,16 @@ def _stated(metrics: dict[str, Any], tokens: int | None) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-VLLM = Form("responses of vLLM with metrics.speculative_decoding", _is_vllm, _read_vllm)
+VLLM = Form(
+    "responses of vLLM with metrics.speculative_decoding",
+    _is_vllm,
+    _read_vllm,
+    totals=partial(_read_vllm, rows=False),
+)
 AIPERF = Form(
-    "records of AIPerf (profile_export.jsonl) with spec_decode_acceptance", _is_aiperf, _read_aiperf
+    "records of AIPerf (profile_export.jsonl) with spec_decode_acceptance",
+    _is_aiperf,
+    _read_aiperf,
+    totals=partial(_read_aiperf, rows=False),
 )
 SGLANG = Form("responses of SGLang with sglext.spec_tokens_details", _is_sglang, _read_sglang)

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from specscope.engine.errors import shown
 from specscope.engine.trace.events import Window
 from specscope.engine.trace.ranges import LONGEST_DRAFT
+from specscope.traces.counted import JOINT
 from specscope.traces.imports.logs.llama import NOTE
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, window
 from specscope.traces.imports.request_trace import (
@@ -33,6 +34,7 @@ from specscope.traces.imports.request_trace import (
     is_object,
     number,
     optional_whole,
+    prompt_length,
     text,
     whole,
     wholes,
@@ -53,16 +55,19 @@ class Rows(NamedTuple):
 
 def printed(form: Rows, rows: Sequence[Any]) -> Printed:
     """Return the windows of rows, one after another. ValueError for a row of another form."""
-    found, at = list[Window](), 0.0
+    found, told, at = list[Window](), list[Any](), 0.0
     for place, row in enumerate(rows, 1):
         if not form.recognises(row):
             raise ValueError(f"row {place} has another form; expected {form.name}")
         if (one := form.read(row, at)) is not None:
             found.append(one)
+            told.append(row)
             at = one.end / 1e9
     first = rows[0]
     model = text(first, "model") or text(first, "model_id")
-    return Printed(form.engine(first), "", found, model.rpartition("/")[2], form.note)
+    lengths = [-1 if (length := prompt_length(row)) is None else length for row in told]
+    engine, name = form.engine(first), model.rpartition("/")[2]
+    return Printed(engine, "", found, name, note=form.note, prompts=lengths)
 
 
 def _is_timings(row: Any) -> bool:
@@ -118,7 +123,8 @@ def _answer(row: dict[str, Any], at: float) -> Window:
     accepted = sum(kept) if lengths else max(0, tokens - steps)
     times = Counter(kept)
     places = _places([times[n] for n in range(max(kept, default=0) + 1)]) if lengths else ()
-    label = " · ".join(filter(None, (text(row, "category", 40), str(row.get("question_id", ""))[:40])))
+    category, name = text(row, "category", 40), str(row.get("question_id", ""))[:40]
+    label = f"{category}{JOINT}{name}" if category else name
     drafted = any(kept) if lengths else accepted > 0
     return window(
         at,

@@ -16,7 +16,7 @@ from specscope.traces.imported import COUNTED, Counts, Imported
 from specscope.traces.imports.request_trace import new_header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 MOST_WINDOWS = 200_000
 MOST_SECONDS = 1e10
@@ -57,6 +57,8 @@ class Printed(NamedTuple):
     model: str = ""
     note: str = ""
     """How counts follow from what is printed, where they are not printed themselves."""
+    prompts: Sequence[int] = ()
+    """Tokens of the prompt of each window; -1 is unknown."""
 
 
 def lines_of(text: str) -> list[str]:
@@ -116,7 +118,7 @@ def trace_of(printed: Printed, source: str) -> Trace:
         for one in rows
     ]
     header = new_header(
-        Imported(source, unknown, counts, known),
+        Imported(source, unknown, counts, known, prompt_tokens=tuple(printed.prompts)),
         engine=printed.engine,
         key=printed.key,
         content=content,
