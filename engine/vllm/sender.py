@@ -100,12 +100,14 @@ class Sender:
                     self._say(stdin, self._read(step))
             self._say(stdin, {"failed": self._why})
         except BrokenPipeError:
-            self.failed(stdout.readline().decode("utf-8", "replace").strip() or "the writing process ended")
+            pass  # the process says why
         except Exception as error:  # noqa: BLE001
             self.failed(f"{type(error).__name__}: {one_line(error)}")
         with suppress(OSError):
             stdin.close()
-        self._process.wait()
+        why = stdout.readline().decode("utf-8", "replace").strip()
+        if self._process.wait():
+            self.failed(why or "the writing process ended")
 
     def _say(self, pipe: IO[bytes], what: dict[str, Any]) -> None:
         pipe.write(json.dumps(what).encode() + b"\n")

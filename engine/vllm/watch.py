@@ -215,8 +215,8 @@ class Watch:
         taken, counts, _ = result
         drafted = q = None
         if self._rows.drafted:
-            rows = chances.sent(self._rows.drafted, batch.logits_indices, whole=True)
-            drafted = batch.input_ids[batch.logits_indices[rows]]
+            fed = chances.sent([row + 1 for row in self._rows.drafted], batch.logits_indices, whole=True)
+            drafted = batch.input_ids[batch.logits_indices[fed]]
             logits = getattr(self.runner.speculator, "draft_logits", None)
             if logits is not None and PROBS:
                 q = chances.of_drafter(logits, self._rows, batch.idx_mapping, drafted)
