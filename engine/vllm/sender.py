@@ -24,7 +24,7 @@ from specscope.engine.errors import UsageError, one_line
 
 if TYPE_CHECKING:
     from specscope.engine.vllm.clock import Events, Host
-    from specscope.engine.vllm.watch import Step
+    from specscope.engine.vllm.step import Step
 
 log = logging.getLogger("vllm.specscope")
 MOST_WAITING = 1000
@@ -45,12 +45,10 @@ class Sender:
 
     def __init__(self, folder: Path, about: dict[str, Any], clock: Host | Events) -> None:
         self.clock = clock
-        self.cost = 0
-        """Nanoseconds of the worker's thread that the hooks took."""
         self.failed: Callable[[str], None] = lambda _: None
         """Called by the thread when it can send no more."""
         self._queue: Queue[Step | None] = Queue(MOST_WAITING)
-        self._lost = self._sent = self._spent = 0
+        self._lost = self._sent = self._hooks = self._spent = 0
         self._why = ""
         self._ended = False
         try:
@@ -121,8 +119,8 @@ class Sender:
         spans = [*zip(kinds, times[::2], times[1::2], strict=True)]
         said = {**step.said, "spans": spans, **{name: t.tolist() for name, t in step.tensors.items()}}
         self._spent += thread_time_ns() - begun
+        self._hooks += said["cost"]
         self._sent += 1
         if self._sent in TOLD:
-            of_worker, of_thread = (ns / self._sent / 1e6 for ns in (self.cost, self._spent))
-            log.info(TELLING, self._sent, of_worker, of_thread)
+            log.info(TELLING, self._sent, *(ns / self._sent / 1e6 for ns in (self._hooks, self._spent)))
         return said

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from specscope.engine.errors import UsageError, one_line
 from specscope.engine.vllm import chances
 from specscope.engine.vllm.chances import Asked, Rows, fetched
+from specscope.engine.vllm.step import Step
 
 if TYPE_CHECKING:
     from specscope.engine.vllm.sender import Sender
@@ -26,41 +27,6 @@ log = logging.getLogger("vllm.specscope")
 V1 = ("execute_model", "sample_tokens", "_sample", "propose_draft_token_ids", "_get_spec_decode_draft_probs")
 V2 = ("execute_model", "sample_tokens", "sample")
 PROBS = os.environ.get("SPECSCOPE_PROBS") != "0"
-SETTINGS = ("temperature", "top_k", "top_p", "seed")
-
-
-class Step:
-    """What is known of a step; tensors are copies on the host that may still be under way."""
-
-    def __init__(self, scheduled: Any) -> None:
-        cached = scheduled.scheduled_cached_reqs
-        context = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        context |= {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
-        self.said: dict[str, Any] = {
-            "finished": [*scheduled.finished_req_ids],
-            "new": [_request(new) for new in scheduled.scheduled_new_reqs if new.sampling_params],
-            "fed": {name: (n, context.get(name, -1)) for name, n in scheduled.num_scheduled_tokens.items()},
-            "names": [],
-        }
-        self.marks: list[tuple[str, Any, Any]] = []
-        """Kind, begin and end of its parts, in order."""
-        self.tensors: dict[str, Any] = {}
-        self.done: Any = None
-        """The clock's mark behind all copies."""
-
-
-def _request(new: Any) -> dict[str, Any]:
-    params = new.sampling_params
-    stops = {params.eos_token_id, *(params.stop_token_ids or ())} - {None}
-    return {
-        "name": new.req_id,
-        "prompt": [*(new.prompt_token_ids or ())],
-        "known": len(new.prefill_token_ids or ()),
-        "sampling": {name: getattr(params, name) for name in SETTINGS},
-        "stops": sorted(stops),
-        "strings": bool(params.stop),
-        "most": params.max_tokens,
-    }
 
 
 class Watch:
@@ -69,6 +35,8 @@ class Watch:
     def __init__(self, runner: Any, sender: Sender) -> None:
         self.runner, self.sender, self.clock = runner, sender, sender.clock
         self.step: Step | None = None
+        self._cost = 0
+        """Nanoseconds of the worker's thread that the hooks took since the last step."""
         self._asked: dict[str, Asked | None] = {}
         self._p = self._q = None
         self._rows = Rows([], [])
@@ -135,7 +103,7 @@ class Watch:
             self.stop(f"{type(error).__name__}: {one_line(error)}")
             return None
         finally:
-            self.sender.cost += thread_time_ns() - begun
+            self._cost += thread_time_ns() - begun
 
     def stop(self, why: str) -> None:
         """Take the hooks away and end the recordings; the log has one line."""
@@ -170,6 +138,7 @@ class Watch:
     def _end(self, *_: Any, **__: Any) -> None:
         if self.step is not None:
             self.step.done = self.clock.mark()
+            self.step.said["cost"], self._cost = self._cost, 0
             self.sender.put(self.step)
             self.step = None
 

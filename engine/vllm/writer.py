@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from specscope.engine.trace.events import Status
 
+COLUMNS = "start_ns,requests,rows,drafted,accepted,tokens,forward_us,sample_us,draft_us,recorder_us\n"
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 """A client chooses a part of a request's name, which becomes a part of the file's."""
 
@@ -126,12 +127,14 @@ class Writer:
         self._open: dict[str, Request] = {}
         self._started = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
         self._count = 0
+        self._table = (folder / f"{self._started}-steps.csv").open("a", buffering=1, encoding="utf-8")
+        self._table.write(COLUMNS)
 
     def step(self, said: dict[str, Any]) -> None:
         if said["lost"]:
             self.end(
                 "failed",
-                f"{said['lost']} steps of vLLM before this end were not recorded: the queue was full",
+                f"{said['lost']} of vLLM's steps before this end were not recorded: the queue was full",
             )
         for name in said["finished"]:
             if request := self._open.pop(name, None):  # vLLM's worker is not told why
@@ -139,10 +142,23 @@ class Writer:
         for told in said["new"]:
             self._begin(told)
         found = _of_requests(said)
+        self._tell(said, found)
         for name, fed in said["fed"].items():
             request = self._open.get(name)
             if request is not None and request.step(said["spans"], fed, found.get(name)):
                 self._open.pop(name).close()
+
+    def _tell(self, said: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
+        """Write a step's line of the table."""
+        if not said["fed"]:
+            return
+        times = {kind: round((end - begun) / 1e3) for kind, begun, end in said["spans"]}
+        ids, drafts = (sum(len(one[name]) for one in found.values()) for name in ("ids", "drafted"))
+        accepted = sum(max(0, len(one["ids"]) - 1) for one in found.values())
+        counts = (len(said["fed"]), sum(rows for rows, _ in said["fed"].values()), drafts, accepted, ids)
+        parts = (times.get(kind, 0) for kind in ("forward", "sample", "draft"))
+        row = (said["spans"][0][1], *counts, *parts, round(said["cost"] / 1e3))
+        self._table.write(",".join(map(str, row)) + "\n")
 
     def _begin(self, told: dict[str, Any]) -> None:
         name = told["name"]

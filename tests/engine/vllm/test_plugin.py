@@ -26,7 +26,7 @@ from specscope.traces.metrics import measure
 from tests.engine.vllm.runners import V1, V2, VOCAB, Play, new, scheduled, worker
 
 RUNNERS = pytest.mark.parametrize("kind", [V1, V2])
-TOLD = {"finished": [], "new": [], "fed": {}, "names": [], "lost": 0, "spans": []}
+TOLD = {"finished": [], "new": [], "fed": {}, "names": [], "lost": 0, "spans": [], "cost": 0}
 
 
 class Server:
@@ -106,6 +106,12 @@ def test_ids_drafts_and_counts_of_interleaved_requests(kind, folder, caplog):
         (2, 5),
     ]
     assert not caplog.records
+    (table,) = folder.glob("*.csv")
+    start, *counts = map(int, table.read_text().splitlines()[2].split(","))
+    assert counts[:5] == [2, 7, 3, 2, 4]
+    assert counts[-1] > 0
+    begun = a.header.environment["recorded"]["start_ns"]
+    assert start == begun + next(s for s in a.spans if s.kind == "verify").start
 
 
 @RUNNERS
@@ -150,6 +156,11 @@ def test_a_long_prompt_in_parts_a_preemption_and_an_abort(kind, folder):
     (trace,) = server.end()
     fed = [(s.kind, s.rows, s.context) for s in trace.spans if s.kind in ("prefill", "verify")]
     assert fed == [("prefill", 2, 0), ("prefill", 1, 2), ("prefill", 4, 0)]
+    (table,) = folder.glob("*.csv")
+    rows = [line.split(",")[1:6] for line in table.read_text().splitlines()]
+    assert rows == [["requests", "rows", "drafted", "accepted", "tokens"]] + [
+        ["1", rows, "0", "0", tokens] for rows, tokens in (("2", "0"), ("1", "1"), ("4", "1"))
+    ]
     assert trace.token_ids() == [4, 5]
     assert trace.status == "cancelled"
 
@@ -171,8 +182,9 @@ def test_a_stop_string_is_no_abort_and_names_are_no_paths(folder):
     server.step(None, finished=(name,))
     (trace,) = server.end()
     assert trace.status == "done"
-    assert [path.parent for path in folder.parent.rglob("*x*.jsonl")] == [folder]
-    assert re.fullmatch(r"\d{8}-\d{6}-\d+-000001-_x{79}\.jsonl", next(folder.iterdir()).name)
+    (path,) = folder.parent.rglob("*.jsonl")
+    assert path.parent == folder
+    assert re.fullmatch(r"\d{8}-\d{6}-\d+-000001-_x{79}\.jsonl", path.name)
 
 
 @RUNNERS
