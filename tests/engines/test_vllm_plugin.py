@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import log
 from pathlib import Path
@@ -33,7 +32,7 @@ HOSTILE = ("engine", "app", "traces", "assets")
 
 
 class Seen(NamedTuple):
-    """What a server answered, its recordings, and the packages before and after the installation."""
+    """A server's answers and recordings, and the packages before and after the installation."""
 
     greedy: list[dict[str, Any]]
     together: list[dict[str, Any]]
@@ -94,7 +93,7 @@ def packages(python: Path) -> list[str]:
 
 
 def seen(python: Path, folder: Path, record: str, installed: Any) -> Seen:
-    """Ask a server one by one, eight at once, and hot; ask for a stop string and two answers; abort."""
+    """Ask one by one, eight at once, and hot; ask for a stop string and two answers; abort."""
     for name in HOSTILE:
         (folder / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
     drafts = json.dumps({"draft_sample_method": "probabilistic"})
@@ -112,9 +111,9 @@ def seen(python: Path, folder: Path, record: str, installed: Any) -> Seen:
 
 
 @pytest.fixture(scope="module")
-def watched(python, tmp_path_factory) -> Iterator[Seen]:
+def watched(python, tmp_path_factory) -> Seen:
     folder = tmp_path_factory.mktemp("watched")
-    yield seen(python[0], folder, str(folder / "rec"), python[1])
+    return seen(python[0], folder, str(folder / "rec"), python[1])
 
 
 def recorded(traces: list[Trace], answer: dict[str, Any]) -> Trace:

@@ -19,7 +19,7 @@ START_S = 600
 
 @contextmanager
 def served(home: Path, folder: Path, *words: str, python: Path | None = None, **more: str) -> Iterator[str]:
-    """Serve from the environment `home` in a folder, which gets the pair and the log; give the address.
+    """Serve from the environment `home` in a folder with the pair and the log; give the address.
 
     Args:
         home: As tests/engines/setup.sh makes it.
