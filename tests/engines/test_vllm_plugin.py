@@ -73,23 +73,20 @@ def python(tmp_path_factory) -> tuple[Path, tuple[list[str], list[str]]]:
         pytest.skip("vLLM is not set up: make engines")
     home = tmp_path_factory.mktemp("beside")
     subprocess.run([str(VLLM / "bin" / "python"), "-m", "venv", "--without-pip", str(home)], check=True)
-    mine, site = home / "bin" / "python", "import sysconfig; print(sysconfig.get_path('purelib'))"
-    theirs = subprocess.check_output([str(VLLM / "bin" / "python"), "-c", site], text=True)
-    (Path(subprocess.check_output([str(mine), "-c", site], text=True).strip()) / "vllm.pth").write_text(
-        theirs
-    )
+    mine, site = home / "bin" / "python", ("-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+    (Path(told(mine, *site)) / "vllm.pth").write_text(told(VLLM / "bin" / "python", *site))
     wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(home)]
     subprocess.run([*wheel, str(HERE.parents[1])], check=True)
     (built,) = home.glob("*.whl")
-    before = packages(mine)
-    subprocess.run(
-        [str(mine), "-m", "pip", "install", "-q", "--no-deps", "--no-index", str(built)], check=True
-    )
-    return mine, (before, packages(mine))
+    before = told(mine, "-m", "pip", "freeze").splitlines()
+    told(mine, "-m", "pip", "install", "-q", "--no-deps", "--no-index", str(built))
+    return mine, (before, told(mine, "-m", "pip", "freeze").splitlines())
 
 
-def packages(python: Path) -> list[str]:
-    return subprocess.check_output([str(python), "-m", "pip", "freeze"], text=True).splitlines()
+def told(python: Path, *words: str) -> str:
+    """Return what a command prints where this tree is not on Python's path."""
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.check_output([str(python), *words], text=True, env=variables).strip()
 
 
 def seen(python: Path, folder: Path, record: str, installed: Any) -> Seen:
