@@ -88,10 +88,10 @@ class Request:
                 self._add(kind, begun, end, rows=0 if self.about["searches"] else -1)
         return ended
 
-    def _add(self, kind: str, begun: int, end: int, **more: int) -> None:
+    def _add(self, kind: str, begun: int, end: int, rows: int = -1, context: int = -1) -> None:
         begun = max(begun, self._end)
         self._end = max(begun, end)
-        self.recorder.add(kind, begun, self._end, **more)
+        self.recorder.add(kind, begun, self._end, rows=rows, context=context)
 
     def _round(self, found: dict[str, Any], time: int) -> bool:
         ids, told = found["ids"], self.told
