@@ -119,7 +119,7 @@ class Sender:
         spans = [*zip(kinds, times[::2], times[1::2], strict=True)]
         said = {**step.said, "spans": spans, **{name: t.tolist() for name, t in step.tensors.items()}}
         self._spent += thread_time_ns() - begun
-        self._hooks += said["cost"]
+        self._hooks += step.said["cost"]
         self._sent += 1
         if self._sent in TOLD:
             log.info(TELLING, self._sent, *(ns / self._sent / 1e6 for ns in (self._hooks, self._spent)))
