@@ -31,6 +31,7 @@ ROOMS = (
     *GROUND,
     "sampling",
     "trace",
+    "vllm",
     "servers",
     "drafting",
     "model",
