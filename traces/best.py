@@ -86,16 +86,21 @@ class Best(NamedTuple):
     """Of the run itself, in this unit; None with times that are not its own."""
     lengths: tuple[Length, ...]
     best: int | None
+    """None without times, and of plain decoding alone whose time is unknown."""
+    open_rows: str
+    """What is taken for granted of verifications of other rows; empty if it is known."""
     notes: tuple[str, ...]
 
     @property
     def sentence(self) -> str:
         """Say which length is the best, and which others may be."""
         found = {one.length: one for one in self.lengths}
+        if self.best is None and self.unit:
+            return "The time of plain decoding is unknown; --plain RUN, --row or --widths tells it."
         if self.best is None:
             return (
-                "The time of a draft is unknown: give it with --c, as a share of a target forward. "
-                "Drafts are faster than plain decoding below the given time of each length."
+                "The time of a draft is unknown: give it with --c, in target forwards of one row. Each length is faster "
+                "than plain decoding below the c that is shown."
             )
         best, drafts = found[self.best], [one for one in self.lengths if one.length and one.value is not None]
         others = [one.length for one in self.lengths if one.alike and one is not best]
@@ -106,7 +111,9 @@ class Best(NamedTuple):
                 f", {self.name} {next_one.length} is {range_text(next_one, self.unit)}" if next_one else ""
             )
             return f"{self.name} 0 is best: no drafts{beside}{same}."
-        return f"{self.name} {best.length} is best: {range_text(best, self.unit)}{same}."
+        far = ", at places that no draft reached" if best.beyond else ""
+        free = f", {self.open_rows}" if self.open_rows else ""
+        return f"{self.name} {best.length} is best: {range_text(best, self.unit)}{far}{free}{same}."
 
     def to_dict(self) -> dict[str, Any]:
         rows = [one._asdict() for one in self.lengths]
@@ -115,12 +122,15 @@ class Best(NamedTuple):
 
 def range_text(one: Length, unit: str) -> str:
     """Return a value with its interval, such as `1.27 times plain decoding (1.20 to 1.33)`."""
+    value = "" if one.value is None else f"{one.value:.2f}" if unit == "×" else f"{one.value:.1f}"
+    return f"{value} {'times plain decoding' if unit == '×' else unit} ({interval_text(one, unit)})"
+
+
+def interval_text(one: Length, unit: str) -> str:
+    """Return an interval without its unit; one without an end begins with `from`."""
     digits = 2 if unit == "×" else 1
-    what = "times plain decoding" if unit == "×" else unit
-    ends = (f"{end:.{digits}f}" for end in (one.low, one.high) if end is not None)
-    if one.value is None:
-        return f"at least {next(ends, '?')} {what}"
-    return f"{one.value:.{digits}f} {what} ({' to '.join(ends)})"
+    low, high = ("" if end is None else f"{end:.{digits}f}" for end in (one.low, one.high))
+    return f"{low} to {high}" if high else f"from {low}" if low else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +155,7 @@ def best_length(
     plain: Trace | None = None,
     lengths: Sequence[int] = SHOWN,
     given: Given | None = None,
+    metrics: Metrics | None = None,
 ) -> Best:
     """Return what drafts of each length would bring; length 0 is plain decoding.
 
@@ -153,16 +164,17 @@ def best_length(
         plain: Plain decoding under the same conditions.
         lengths: At most `LONGEST`.
         given: Times that the run does not have, or that replace its own.
+        metrics: Those of the run, if they are known.
 
     Raises:
         UsageError: No formula describes the run, or a count or a time is missing.
     """
-    metrics, given = measure(trace), given or Given()
+    metrics, given = metrics or measure(trace), given or Given()
     counts = bool(trace.windows) or is_foreign(trace.header) or not waiting.divided(trace)
     basis = _of_counts(trace, metrics, plain, given) if counts else _of_spans(trace, metrics, plain)
     if (drafts := basis.rates.probe.rounds) < FEWEST:
         raise UsageError(
-            f"run {trace.header.run_id} has {drafts} drafts; from {FEWEST} on their places have rates"
+            f"run {trace.header.run_id} has {drafts} draft{'s' * (drafts > 1)}; from {FEWEST} on their places have rates"
         )
     return _estimated(_with_given(basis, given), lengths)
 
@@ -175,12 +187,13 @@ def _of_spans(trace: Trace, metrics: Metrics, plain: Trace | None) -> _Basis:
     _check_alike(what, *_alike(trace))
     rates = rates_of(trace, metrics, plain)
     if rates is None:
-        raise UsageError(f"{what} does not tell the times and rows of its target's forwards")
+        raise UsageError(f"{what} does not tell the times of its target's forwards and their rows")
     drafts, speed = bool(rates.draft), metrics.tokens_per_second
     notes = list[str]()
     if drafts and not rates.probe.later:
         notes.append("A whole draft takes one forward, which is taken to last as long for every length.")
-    timed = drafts or not trace.header.drafter_path
+    method = METHODS.get(trace.header.method)
+    timed = drafts or not ("drafter" in method.uses if method else trace.header.drafter_path)
     used, measured = _alike(trace)[0], speed * rates.plain if speed else None
     return _Basis(name, used, metrics.per_level, rates, True, timed, measured, tuple(notes))
 
@@ -235,7 +248,8 @@ class _Counts(NamedTuple):
     """What a run's counts tell."""
 
     used: int
-    alike: float
+    alike: float | None
+    """Share of the drafts that are as long; None if their length is unknown."""
     drafts: int
     share: float
     """Of the rounds that verified a draft."""
@@ -247,7 +261,7 @@ class _Counts(NamedTuple):
 
 def _counts_of(trace: Trace) -> _Counts:
     found, whole = origin(trace.header), counted.whole_windows(trace.windows)
-    if found and found.counts:
+    if not whole and found and found.counts:
         return _Counts(found.counts.gamma or 0, 1.0, found.counts.steps, 1.0)
     if not whole:
         drafts = sum(r.drafted > 0 for r in trace.rounds)
@@ -255,10 +269,11 @@ def _counts_of(trace: Trace) -> _Counts:
     names = ("steps", "drafts", "drafted", "busy", "drafting")
     steps, drafts, drafted, busy, drafting = (counted.total(whole, name) for name in names)
     used = len(counted.places(whole))
-    alike = drafted / (drafts * used) if drafted is not None and drafts and used else 1.0
+    alike = None if drafted is None or not drafts or not used else drafted / (drafts * used)
     share = min(1.0, drafts / steps) if drafts and steps else 1.0
-    timed = drafted and steps and drafting is not None and busy is not None and busy > drafting
-    times = (drafting / drafted / 1e9, (busy - drafting) / steps / 1e9) if timed else ()
+    if not drafted or not steps or drafting is None or busy is None or busy <= drafting:
+        return _Counts(used, alike, drafts or 0, share)
+    times = (drafting / drafted / 1e9, (busy - drafting) / steps / 1e9)
     return _Counts(used, alike, drafts or 0, share, *times)
 
 
@@ -273,7 +288,8 @@ def _of_counts(trace: Trace, metrics: Metrics, plain: Trace | None, given: Given
             f"{what} does not tell the accepted drafts by place, from which those of other lengths follow: take a log "
             "or counters with rates per position"
         )
-    _check_alike(what, counts.used, counts.alike)
+    _check_alike(what, counts.used, 1.0 if counts.alike is None else counts.alike)
+    notes = () if counts.alike is not None else (f"The draft length is unknown: {counts.used} is assumed.",)
     base, speed = measure(plain).tokens_per_second if plain else None, metrics.tokens_per_second
     wide, first, more, draft = counts.used * counts.share, 1.0, 0.0, 0.0
     if counts.draft:
@@ -289,7 +305,14 @@ def _of_counts(trace: Trace, metrics: Metrics, plain: Trace | None, given: Given
     rates = Rates(probe, (1.0,) * len(levels), rate, counts.share, first, bool(base) or not timed)
     seconds = timed or bool(base and speed)
     return _Basis(
-        "gamma", counts.used, levels, rates, seconds, timed, speed * first if speed and seconds else None
+        "gamma",
+        counts.used,
+        levels,
+        rates,
+        seconds,
+        timed,
+        speed * first if speed and seconds else None,
+        notes,
     )
 
 
@@ -356,11 +379,12 @@ def _estimated(basis: _Basis, lengths: Sequence[int]) -> Best:
                 alike=best is not None
                 and known
                 and spread.alike(k, best, factor, speeds[best] / tokens[best]),
-                limit=limit(rates, k) if k else None,
+                limit=limit(rates, k) if k and rates.known else None,
             )
         )
     measured = None if basis.measured is None else basis.measured * one
-    return Best(basis.name, unit, basis.used, measured, tuple(found), best, _notes(basis, lengths))
+    free = "if further rows cost no time" if basis.timed and not rates.known else ""
+    return Best(basis.name, unit, basis.used, measured, tuple(found), best, free, _notes(basis, lengths))
 
 
 def _notes(basis: _Basis, lengths: Sequence[int]) -> tuple[str, ...]:
@@ -373,18 +397,17 @@ def _notes(basis: _Basis, lengths: Sequence[int]) -> tuple[str, ...]:
             "counts alone: rounds are taken as independent, times as measured."
         )
     if most > places:
-        found.append(
-            f"No draft reached place {places + 1}: the interval goes from no accepted token there to the rate of "
-            f"place {places}."
-        )
+        ends = f": the interval goes from no accepted token there to the rate of place {places}" * basis.timed
+        found.append(f"No draft reached place {places + 1}{ends}.")
     if rates.drafting < 1:
         found.append(
             f"{100 * rates.drafting:.0f} % of the rounds verified a draft, which is taken for every length."
         )
     if basis.timed and not rates.known:
         found.append(
-            "The target's forwards of other rows are taken to last as long: shorter drafts may be faster and longer "
-            "ones slower. Plain decoding (--plain RUN), --row or --widths tells what a row costs, and whether drafts pay."
+            "The time of a forward of one row is unknown, and so is whether drafts pay. Forwards of other rows than the "
+            "known ones are taken to last as long: shorter drafts may be faster, longer ones slower. Plain decoding "
+            "(--plain RUN), --row or --widths with 1 row tells it."
         )
     return tuple(found)
 

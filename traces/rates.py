@@ -139,7 +139,8 @@ def _shape(trace: Trace) -> tuple[dict[int, int], list[float]]:
 def _line(verifies: Iterable[Span], baseline: Trace | None) -> tuple[float, float, bool]:
     """Return the seconds of a one-row forward of the target, and of a further row, if measured.
 
-    The last value is whether they are. The line goes through the median one-row forward of the baseline and the run's mean forward.
+    The last value is whether they are. The line goes through the median one-row forward of the
+    baseline and the run's mean forward.
     Without a baseline it is that of least squares, if several forwards had other rows.
     """
     wide = [s for s in verifies if s.rows > 1]

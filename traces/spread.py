@@ -87,7 +87,7 @@ class Spread:
         return self._share**2 * (self._products[a][b] - self._means[a] * self._means[b])
 
     def _both(self, a: int, b: int) -> float:
-        """Return how often one draft is accepted up to place a and one up to b, at the same rates."""
+        """Return how often drafts are accepted up to place a and up to b, at the same rates."""
         last = len(self._counts) - 1
         inner = prod(_power(*counts, (i < a) + (i < b)) for i, counts in enumerate(self._counts[:last]))
         return inner * _power(*self._counts[last], max(0, a - last) + max(0, b - last))
