@@ -6,6 +6,7 @@ drafter forwards and a verification of K + 1 rows: `advice.predicted`, scaled to
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -172,10 +173,6 @@ def best_length(
     metrics, given = metrics or measure(trace), given or Given()
     counts = bool(trace.windows) or is_foreign(trace.header) or not waiting.divided(trace)
     basis = _of_counts(trace, metrics, plain, given) if counts else _of_spans(trace, metrics, plain)
-    if (drafts := basis.rates.probe.rounds) < FEWEST:
-        raise UsageError(
-            f"run {trace.header.run_id} has {drafts} draft{'s' * (drafts > 1)}; from {FEWEST} on their places have rates"
-        )
     return _estimated(_with_given(basis, given), lengths)
 
 
@@ -184,7 +181,7 @@ def _of_spans(trace: Trace, metrics: Metrics, plain: Trace | None) -> _Basis:
     what, name = f"run {trace.header.run_id}", _length_of(trace)
     if waiting.overlap(trace)["both"] >= OVERLAP:
         raise UsageError(_AT_ONCE.format(what))
-    _check_alike(what, *_alike(trace))
+    _check_alike(what, sum(r.drafted > 0 for r in trace.rounds), *_alike(trace))
     rates = rates_of(trace, metrics, plain)
     if rates is None:
         raise UsageError(f"{what} does not tell the times of its target's forwards and their rows")
@@ -227,16 +224,22 @@ def _length_of(trace: Trace) -> str:
 def _alike(trace: Trace) -> tuple[int, float]:
     """Return the usual length of a run's drafts, and the share of drafts that have it.
 
-    The last draft of a sequence is as long as the rest of the output.
+    Drafts that are as long as the rest of the output are left out.
     """
-    last = {r.sequence: i for i, r in enumerate(trace.rounds)}
-    drafted = [(r.drafted, i == last[r.sequence]) for i, r in enumerate(trace.rounds) if r.drafted]
-    whole = [n for n, ends in drafted if not ends] or [n for n, _ in drafted]
-    most = max(whole, default=0)
-    return most, whole.count(most) / len(whole) if whole else 1.0
+    rest, whole = Counter[int](), list[int]()
+    drafted = [r.drafted for r in trace.rounds if r.drafted]
+    for r in reversed(trace.rounds):
+        rest[r.sequence] += r.emitted
+        whole += [r.drafted] * (0 < r.drafted < rest[r.sequence] - 1)
+    whole = whole or drafted
+    return max(drafted, default=0), whole.count(max(whole)) / len(whole) if whole else 1.0
 
 
-def _check_alike(what: str, used: int, share: float) -> None:
+def _check_alike(what: str, drafts: int, used: int, share: float) -> None:
+    if drafts < FEWEST:
+        raise UsageError(
+            f"{what} has {drafts} draft{'s' * (drafts > 1)}; from {FEWEST} on their places have rates"
+        )
     if share < ALIKE:
         raise UsageError(
             f"{what} has drafts of different lengths, {100 * share:.0f} % of them {used} tokens long: a draft that "
@@ -288,7 +291,7 @@ def _of_counts(trace: Trace, metrics: Metrics, plain: Trace | None, given: Given
             f"{what} does not tell the accepted drafts by place, from which those of other lengths follow: take a log "
             "or counters with rates per position"
         )
-    _check_alike(what, counts.used, 1.0 if counts.alike is None else counts.alike)
+    _check_alike(what, counts.drafts, counts.used, 1.0 if counts.alike is None else counts.alike)
     notes = () if counts.alike is not None else (f"The draft length is unknown: {counts.used} is assumed.",)
     base, speed = measure(plain).tokens_per_second if plain else None, metrics.tokens_per_second
     wide, first, more, draft = counts.used * counts.share, 1.0, 0.0, 0.0
