@@ -86,10 +86,14 @@ def longest_drafter(trace: Trace, metrics: Metrics, baseline: Trace) -> float | 
     not pay, and None without a model that drafts.
     """
     rates = rates_of(trace, metrics, baseline)
-    if rates is None or not rates.draft or not rates.probe.later:
-        return None
-    ((first, *_), *_) = rates.probe.rates
-    return 1 + first - rates.forward(2) - rates.probe.outside / rates.plain
+    return None if rates is None or not rates.draft or not rates.probe.later else limit(rates, 1)
+
+
+def limit(rates: Rates, length: int) -> float:
+    """Return the longest time of a drafter forward, in plain tokens, at which drafts would pay."""
+    free = replace(rates.probe, first=((1, 0.0),), later=((1, 0.0),))
+    tokens, seconds = in_turns(free, [1] * length)
+    return (tokens - seconds / rates.plain) / length
 
 
 def predicted(kind: Kind, rates: Rates, length: int, levels: bool = True) -> float:
@@ -132,7 +136,7 @@ def _candidates(trace: Trace, method: Method, rates: Rates, speedup: float) -> I
     except UsageError:  # a trace of another version
         return
     kind, name = kind_of(layout, used), next((n for n in LENGTHS if n in used), "")
-    if kind and name and used[name] and _is_plain_draft(method, used, kind):
+    if kind and name and used[name] and plain_draft(method, used, kind):
         scale = speedup / predicted(kind, rates, used[name])
         for length in _lengths(method, name, kind, rates, used):
             if length != used[name]:
@@ -192,7 +196,7 @@ def _lengths(method: Method, name: str, kind: Kind, rates: Rates, used: Mapping[
     return range(least, 1 + int(min(most, setting.high or most)))
 
 
-def _is_plain_draft(method: Method, used: Mapping[str, Any], kind: Kind) -> bool:
+def plain_draft(method: Method, used: Mapping[str, Any], kind: Kind) -> bool:
     """Return whether the formulas describe these settings: all others have their defaults."""
     if {"total", "heads", "window"} & set(used):  # forwards are not one per drafted level
         return False

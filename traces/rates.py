@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, linear_regression, median
 from typing import TYPE_CHECKING
 
 from specscope.engine.drafting.pace import Probe, seconds_at
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import Round, Span
     from specscope.engine.trace.trace import Trace
     from specscope.traces.metrics import Metrics
+    from specscope.traces.places import Level
 
 OVERLAP = 0.05
 """Share of decoding from which on the sides are said to work at the same time."""
 ALIKE = 0.8
 """Share of a recorded loop's drafts that must have one length for another one to be predicted."""
+FEWEST = 3
+"""Forwards of other rows than most that tell what a row costs."""
 _WIDEST = 1024
 """Further rows of the widest predicted forward."""
 
@@ -36,7 +39,7 @@ class Rates:
 
     probe: Probe
     """Its rates have one rank: the share of the tested drafts of a level that were accepted, where
-    all levels above were. Levels that no draft reached have `any`."""
+    all levels above were. See `by_level`."""
     nodes: tuple[float, ...]
     """[level]: drafted nodes, the mean over the drafts with this level."""
     any: float
@@ -45,6 +48,8 @@ class Rates:
     """Share of the rounds that verified a draft."""
     plain: float
     """The baseline's seconds per token: a *plain token*."""
+    known: bool = True
+    """Whether a forward of one row was measured; else it is taken to be as long as the run's."""
 
     @property
     def draft(self) -> float:
@@ -56,14 +61,12 @@ class Rates:
         return seconds_at(self.probe.verify, rows) / self.plain
 
 
-def rates_of(trace: Trace, metrics: Metrics, baseline: Trace) -> Rates | None:
-    """Return the rates of a run of one sequence.
+def rates_of(trace: Trace, metrics: Metrics, baseline: Trace | None) -> Rates | None:
+    """Return the rates of a run of one sequence; without a baseline, from its own forwards alone.
 
     None if it verified no draft, or if every target forward had one row: what another row costs is
     then unknown. Of recordings, only loops that draft chains of one length in turns have rates.
     """
-    speed = measure(baseline).tokens_per_second
-    plain = 1 / speed if speed else 0.0
     judging = [r for r in trace.rounds if r.drafted]
     rate, chain = level_rate(metrics.per_level), first_rate(trace.decisions)
     if (
@@ -72,38 +75,44 @@ def rates_of(trace: Trace, metrics: Metrics, baseline: Trace) -> Rates | None:
         or batch_size(trace) > 1
         or not waiting.divided(trace)
         or not judging
-        or not plain
         or rate is None
         or chain is None
     ):
         return None
     depths, nodes = _shape(trace)
-    accepted = [(min(r.accepted, depths.get(r.step, 0)), depths.get(r.step, 0)) for r in judging]
-    levels: list[float] = []
-    for level in range(max((depth for _, depth in accepted), default=0)):
-        tested = [kept > level for kept, depth in accepted if depth > level and kept >= level]
-        if not tested:
-            break
-        levels.append(fmean(tested))
     work = [s for s in waiting.forwards(trace) if s.outcome == "done"]
     drafts = [s for s in work if waiting.side(s) == "drafter"]
     verifies = [s for s in work if waiting.side(s) == "target"]
-    drafted = sum(depth for _, depth in accepted)
+    drafted = sum(depths.get(r.step, 0) for r in judging)
     once = bool(drafts) and len(drafts) <= len(judging) < drafted
     draft = sum(s.end - s.start for s in drafts) / max(1, len(drafts)) / 1e9
     if all(s.rows < 2 for s in verifies):
         return None
-    first, more = _line(verifies, baseline)
+    first, more, known = _line(verifies, baseline)
+    speed = measure(baseline).tokens_per_second if baseline else None
+    outside = waiting.unworked(trace).outside / 1e9 / len(verifies)
+    plain = (1 / speed if speed else 0.0) if baseline else first + outside
+    if not plain:
+        return None
     probe = Probe(
         verify=((1, first), (1 + _WIDEST, first + _WIDEST * more)),
         first=((1, draft),),
         later=() if once else ((1, draft),),
         outside=max(0.0, plain - first),
-        rates=(*((level,) for level in levels), (rate,)),
+        rates=by_level(metrics.per_level, rate),
         orders=(),
         rounds=len(judging),
     )
-    return Rates(probe, tuple(nodes[: len(levels)]), chain, len(judging) / len(trace.rounds), plain)
+    shape, share = tuple(nodes[: len(metrics.per_level)]), len(judging) / len(trace.rounds)
+    return Rates(probe, shape, chain, share, plain, known)
+
+
+def by_level(levels: Sequence[Level], mean: float) -> tuple[tuple[float, ...], ...]:
+    """Return the rates of levels, and that of all levels which no draft reached.
+
+    It is the mean over all tested drafts, but not above the last level's.
+    """
+    return (*((one.rate,) for one in levels), (min(mean, levels[-1].rate),))
 
 
 def _drafts_in_turns(trace: Trace, judging: Sequence[Round]) -> bool:
@@ -127,13 +136,23 @@ def _shape(trace: Trace) -> tuple[dict[int, int], list[float]]:
     return depths, [fmean(counts[level]) for level in sorted(counts)]
 
 
-def _line(verifies: Iterable[Span], baseline: Trace) -> tuple[float, float]:
-    """Return the seconds of a one-row forward of the target, and of each further row.
+def _line(verifies: Iterable[Span], baseline: Trace | None) -> tuple[float, float, bool]:
+    """Return the seconds of a one-row forward of the target, and of a further row, if measured.
 
-    The line goes through the median one-row forward of the baseline and the run's mean forward.
+    The last value is whether they are. The line goes through the median one-row forward of the
+    baseline and the run's mean forward.
+    Without a baseline it is that of least squares, if several forwards had other rows.
     """
-    plain = [s.end - s.start for s in waiting.forwards(baseline) if waiting.side(s) == "target"]
-    first = float(median(plain)) if plain else 0.0
     wide = [s for s in verifies if s.rows > 1]
     rows, time = fmean(s.rows for s in wide), fmean(s.end - s.start for s in wide)
-    return first / 1e9, max(0.0, (time - first) / (rows - 1)) / 1e9
+    if baseline is not None:
+        plain = [s.end - s.start for s in waiting.forwards(baseline) if waiting.side(s) == "target"]
+        first = float(median(plain)) if plain else 0.0
+        return first / 1e9, max(0.0, (time - first) / (rows - 1)) / 1e9, True
+    work = [s for s in verifies if s.rows > 0]
+    ((_, most),) = Counter(s.rows for s in work).most_common(1)
+    if len(work) - most < FEWEST:
+        return time / 1e9, 0.0, False
+    slope = linear_regression([s.rows for s in work], [s.end - s.start for s in work]).slope
+    slope = min(max(0.0, slope), time / rows)
+    return max(0.0, time - slope * (rows - 1)) / 1e9, slope / 1e9, True

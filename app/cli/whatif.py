@@ -2,7 +2,8 @@
 
 The recorded drafts and decisions are replayed on a virtual cluster. Drafts that the run did not
 test, or tested by another rule, are drawn; the output says how many, and from which token on a real
-run's text would be another one.
+run's text would be another one. `--over` the run's own draft length, with nothing else changed,
+replays nothing: it estimates each length from the run's counts and times.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
+    from specscope.traces.best import Best
     from specscope.traces.lab.axes import Axis
     from specscope.traces.whatif.replay import Change, WhatIf
 
@@ -29,13 +31,16 @@ OPTIONS: options.Options = {
     "--over": (
         str,
         "FIELD=VALUES",
-        "a line for each value of a setting: gamma=1:8, or confidence=0.2:0.8:0.2 with the step",
+        "a line for each value of a setting: gamma=0:16 (0: no drafts), or confidence=0.2:0.8:0.2 with the step",
     ),
     "--plain": (
         "",
         "RUN",
         "plain run of the same target: what one row costs in a measured run (its comparison's)",
     ),
+    "--c": (float, "C", "with --over gamma=...: time of a drafter forward, as a share of a target forward"),
+    "--row": (float, "R", "the same of each further row that the target verifies"),
+    "--widths": (str, "ROWS=MS", "the same: measured target forwards, such as 1=6.0,2=7.4,4=9.1"),
     "--store": (False, "", "store the replay and plain decoding, for viewer and reports"),
 }
 
@@ -54,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         check_range("--devices", args.devices, 1)
     settings = options.parse_fields(args.fields)
     trace = common.load_runs(args, [args.run])[args.run]
+    if _of_length(args, trace):
+        return _lengths(args, trace)
     plain = _plain(args, trace)
     change = Change(args.profile, args.profile_pair, args.devices or 0, args.method, settings, plain)
     if args.over is not None:
@@ -68,12 +75,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _plain(args: argparse.Namespace, trace: Trace) -> Trace | None:
     """Return plain decoding for a run's own times: the named run, or that of its comparison."""
-    from specscope.traces.comparable import comparisons
-
     if args.profile or trace.header.virtual:
         if args.plain:
             raise UsageError("--plain serves the own times of a measured run: leave it out with a profile")
         return None
+    return _compared(args, trace)
+
+
+def _compared(args: argparse.Namespace, trace: Trace) -> Trace | None:
+    from specscope.traces.comparable import comparisons
+
     name = trace.header.run_id
     found = (
         common.load_runs(args, [args.plain]) if args.plain else common.load_runs(args, [name], compared=True)
@@ -84,6 +95,115 @@ def _plain(args: argparse.Namespace, trace: Trace) -> Trace | None:
         reason = compared.reason or "it drafts"
         raise UsageError(f"--plain {args.plain} is no plain decoding to compare with run {name}: {reason}")
     return runs[compared.baseline] if compared.baseline else None
+
+
+def _of_length(args: argparse.Namespace, trace: Trace) -> bool:
+    """Return whether --over is of the run's own draft length, with nothing else changed."""
+    from specscope.engine.methods import METHODS
+    from specscope.traces.advice import LENGTHS
+
+    own = [f"--{name}" for name in ("c", "row", "widths") if getattr(args, name) is not None]
+    name = (args.over or "").partition("=")[0]
+    changed = args.profile or args.profile_pair or args.devices or args.method or args.fields
+    known = name in trace.header.config if trace.header.method in METHODS else name == "gamma"
+    if not changed and name in LENGTHS and known:
+        return True
+    if own:
+        raise UsageError(
+            f"{own[0]} serves --over gamma=0:16 alone, without another cluster, method or setting"
+        )
+    return False
+
+
+def _lengths(args: argparse.Namespace, trace: Trace) -> int:
+    """Estimate what each draft length would bring, from the run's counts and times."""
+    from specscope.engine.methods.registry import Setting
+    from specscope.traces.best import LONGEST, Given, best_length
+    from specscope.traces.lab.axes import numbers
+
+    if args.store:
+        raise UsageError("--store keeps one replay: leave out --over, or --store")
+    name, _, values = args.over.partition("=")
+    setting = Setting(name, int, 0, "", 0, LONGEST, (), "")
+    lengths = sorted({int(value) for value in numbers(values, setting)})
+    if not lengths:
+        raise UsageError(f"--over {name} has no values; write for example {name}=0:16")
+    for flag in ("c", "row"):
+        if getattr(args, flag) is not None:
+            check_range(f"--{flag}", getattr(args, flag), 0, 100)
+    given = Given(args.c, args.row, _widths(args.widths))
+    found = best_length(trace, _plain_of(args, trace), lengths, given)
+    answer = {"run": trace.header.run_id, "over": name, **found.to_dict()}
+    return common.answer(args, answer, _length_lines(found))
+
+
+def _plain_of(args: argparse.Namespace, trace: Trace) -> Trace | None:
+    """Return plain decoding for a run; in virtual time, where none is stored, decode its output."""
+    from specscope.traces.imported import is_foreign
+
+    if args.plain and is_foreign(trace.header):
+        return _counted_plain(args)
+    found = _compared(args, trace)
+    if found is None and trace.header.virtual:
+        from specscope.traces.whatif.replay import Change, what_if
+
+        with common.Status("decoding the run's output plainly"):
+            return what_if(trace, Change()).plain
+    return found
+
+
+def _counted_plain(args: argparse.Namespace) -> Trace:
+    """Return a run without drafts that another engine made; nothing says under which conditions."""
+    from specscope.traces.metrics import measure
+
+    plain = common.load_runs(args, [args.plain])[args.plain]
+    metrics = measure(plain)
+    if metrics.drafted or metrics.accepted or not metrics.tokens_per_second:
+        raise UsageError(f"--plain {args.plain} is no plain decoding with a speed")
+    return plain
+
+
+def _widths(text: str | None) -> tuple[tuple[int, float], ...]:
+    """Return the seconds of forwards by rows from `1=6.0,2=7.4`, in ms."""
+    found = dict[int, float]()
+    for part in filter(None, map(str.strip, (text or "").split(","))):
+        rows, _, ms = part.partition("=")
+        try:
+            width, time = int(rows), float(ms)
+        except ValueError:
+            raise UsageError(f"--widths {shown(part)} is not ROWS=MS, such as 4=9.1") from None
+        check_range("rows of --widths", width, 1, 1024)
+        check_range("ms of --widths", time, 0, 1e6, exclusive=True)
+        if width in found:
+            raise UsageError(f"--widths has {width} rows twice")
+        found[width] = time / 1e3
+    if text is not None and not found:
+        raise UsageError("--widths has no widths; write for example 1=6.0,2=7.4,4=9.1")
+    return tuple(sorted(found.items()))
+
+
+def _length_lines(found: Best) -> Iterator[str]:
+    from specscope.traces.best import interval_text
+
+    heads = (found.name, "tokens/round", "speed-up", "95 % of runs", "tokens/s", "pays below", "")
+    yield "".join(f"{head:>14}" for head in heads[:-1])
+    for one in found.lengths:
+        marks = [
+            "best" if one.length == found.best else "may be best" if one.alike else "",
+            "measured" if one.length == found.used and found.measured is not None else "",
+            "beyond the recorded places" if one.beyond else "",
+        ]
+        cells = (
+            str(one.length),
+            f"{one.tokens:.2f}",
+            "" if one.speedup is None else f"{one.speedup:.2f}×",
+            interval_text(one, found.unit),
+            "" if one.tokens_per_second is None else f"{one.tokens_per_second:.1f}",
+            "" if one.limit is None else f"c {one.limit:.2f}" if one.limit > 0 else "never",
+        )
+        yield ("".join(f"{cell:>14}" for cell in cells) + "  " + ", ".join(filter(None, marks))).rstrip()
+    yield found.sentence
+    yield from found.notes
 
 
 def _over(args: argparse.Namespace, trace: Trace, change: Change) -> int:

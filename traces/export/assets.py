@@ -38,6 +38,7 @@ SCRIPTS = (
     "layers.js",
     "lengths.js",
     "counts.js",
+    "best.js",
     "calibration.js",
     "audit.js",
     "kv.js",

@@ -15,6 +15,7 @@ from specscope.traces.race import Racer, Spread, race_line, racers_of, spread, w
 from specscope.traces.verdict import Verdict, verdict
 from specscope.traces.view.aligned import AlignedView, aligned, equal_tokens
 from specscope.traces.view.audit import AuditView, audit_view
+from specscope.traces.view.best import BestView, best_view
 from specscope.traces.view.caches import CacheView, PackingView, caches, packings
 from specscope.traces.view.calibration import CalibrationView, calibration_views
 from specscope.traces.view.counts import CountView, counts
@@ -148,6 +149,8 @@ class Compared(TypedDict):
     verdict: Verdict
     """How fast the run is, why, and what would help. Redacted, it names no run to start."""
     identity: IdentityView | None
+    best: BestView | None
+    """What drafts of each length would bring; null without times, or where no formula holds."""
 
 
 class RunView(Heading, Sections, Compared):
@@ -411,6 +414,7 @@ def _compared(
         "passes": passes,
         "verdict": {**found, "run": None, "other": None} if redact_prompt else found,
         "identity": None if other is None else _identity(trace, racers[other].trace),
+        "best": best_view(trace, metrics, None if other is None else racers[other].trace),
     }
 
 
