@@ -129,7 +129,8 @@ def test_a_recorded_loop_answers_from_its_own_times(capsys, db, tmp_path):
     with Store(Path(db[1])) as store:
         store.insert(*runs)
     mine, other = (trace.header.run_id for trace in runs)
-    values = answer(capsys, "whatif", mine, "--plain", other, "--over", "gamma=1:7", "--json", *db)["values"]
+    replays = ["--method", "speculative", "--over", "gamma=1:7"]
+    values = answer(capsys, "whatif", mine, "--plain", other, *replays, "--json", *db)["values"]
     assert [v["speedup"] for v in values][1] > 1 > [v["speedup"] for v in values][6]
     out = printed(capsys, "whatif", mine, "--set", "gamma=2", *db)
     assert "From this run's own times: 9.0 ms per target forward" in out
@@ -145,3 +146,39 @@ def test_a_recorded_loop_answers_from_its_own_times(capsys, db, tmp_path):
         )
     found = answer(capsys, "whatif", f"{mine}2", "--set", "gamma=2", "--json", *db)
     assert found["speedup"] == values[1]["speedup"]
+
+
+def test_the_own_draft_length_is_estimated_without_a_profile(capsys, db, tmp_path):
+    """Case 22: one command tells which length is best, plain decoding included."""
+    recorded, baseline = tmp_path / "run.jsonl", tmp_path / "plain.jsonl"
+    ids = [loop(recorded).header.run_id, plain(baseline).header.run_id]
+    for file in (recorded, baseline):
+        assert main(["import", str(file), *db]) == 0
+    capsys.readouterr()
+    words = ["whatif", ids[0], "--plain", ids[1], *db, "--over"]
+    found = answer(capsys, *words, "gamma=0:4", "--json")
+    assert [row["length"] for row in found["lengths"]] == [0, 1, 2, 3, 4]
+    assert (found["best"], found["lengths"][0]["speedup"]) == (2, 1.0)
+    lines = printed(capsys, *words, "gamma=0:4").splitlines()
+    assert lines[3].split()[:3] == ["2", "2.10", f"{found['lengths'][2]['speedup']:.2f}×"]
+    assert found["sentence"] in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("gamma=16:0", "does not rise"),
+        ("gamma=0:100000", "gamma is 100000; it must be at least 0 and at most 32"),
+        ("gamma=", "has no values"),
+        ("temperature=0:1", "no sweep over 'temperature'; it has gamma"),
+        ("gamma=0:3 --c nan", "--c is nan"),
+        ("gamma=0:3 --row -1", "--row is -1"),
+        ("gamma=0:3 --widths 1=nan", "ms of --widths is nan"),
+        ("gamma=0:3 --widths x", "is not ROWS=MS"),
+        ("gamma=0:3 --widths 1=1,1=2", "1 rows twice"),
+        ("gamma=0:3 --store", "--store keeps one replay"),
+        ("gamma=0:3 --c 0.1 --profile H100", "--c serves --over gamma=0:16 alone"),
+    ],
+)
+def test_wrong_lengths_and_times_end_in_one_line(capsys, stored, words, message):
+    assert message in refused(capsys, "whatif", "sample-speculative", *stored, "--over", *words.split())

@@ -106,7 +106,7 @@ def named(line: list[str], place: Path) -> list[str]:
         runs = [run.header for run in store.runs(limit=200)[0]]
     pearl = next(h for h in runs if h.method == "pearl").run_id
     others = [h.run_id for h in runs if h.run_id != pearl]
-    if "--recorded" in line:  # a map is made of a chain's run with 48 tokens or more
+    if {"--recorded", "gamma=0:16"} & {*line}:  # of a chain's run with 48 tokens or more
         pearl = [h.run_id for h in runs if h.method == "speculative"][-1]
     names = {"RUN": pearl, "RUN1": pearl, "RUN2": others[0], "RUN3": others[-1]}
     return [names.get(word, word) for word in line]

@@ -91,16 +91,18 @@ def test_advice_and_the_estimate_are_one_computation(tmp_path):
     assert found.lengths[7].speedup == pytest.approx(speed)
 
 
-@pytest.mark.parametrize(("profile", "pair"), [("pearl-4xA100", None), ("H100", None), ("ssd-5xH100", None)])
+@pytest.mark.parametrize(
+    ("profile", "pair"), [("pearl-4xA100", None), ("8xA100", "vicuna-7b-alpaca"), ("H100", None)]
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_runs_of_every_length_lie_in_the_interval(profile, pair, temperature):
     """A run of gamma 4 estimates the others; one in twenty may lie outside."""
     inside = tried = 0
     with specscope.open("bundled", runtime="virtual", profile=profile, profile_pair=pair) as cluster:
-        for prompt in ("Once upon a time", "There was a little girl named"):
+        for prompt in ("Once upon a time", "One day a dog"):
             options = {
-                "limits": specscope.Limits(96),
-                "sampling": specscope.Sampling(temperature=temperature, seed=3),
+                "limits": specscope.Limits(64),
+                "sampling": specscope.Sampling(temperature=temperature, seed=1),
             }
             baseline = cluster.run("autoregressive", prompt, **options)
             runs = [cluster.run("speculative", prompt, config={"gamma": k}, **options) for k in range(1, 9)]
