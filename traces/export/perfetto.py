@@ -153,7 +153,7 @@ def _counters(trace: Trace, pids: dict[str, int]) -> Iterator[dict[str, Any]]:
 def _counts(trace: Trace) -> Iterator[dict[str, Any]]:
     """Yield the known rates of each window at its start, and 0 where no window follows at once."""
     rows = sorted(whole_windows(trace.windows), key=lambda one: one.start)
-    for row, after in zip(rows, [*rows[1:], None], strict=True):
+    for row, after in zip(rows, [*rows, None][1:], strict=True):
         view = view_of(row)
         share = row.accepted / row.drafted if row.drafted and row.accepted is not None else None
         rates = {
