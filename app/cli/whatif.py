@@ -19,8 +19,8 @@ from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.best import Best
     from specscope.traces.lab.axes import Axis
+    from specscope.traces.lengths.best import Best
     from specscope.traces.whatif.replay import Change, WhatIf
 
 OPTIONS: options.Options = {
@@ -118,8 +118,9 @@ def _of_length(args: argparse.Namespace, trace: Trace) -> bool:
 def _lengths(args: argparse.Namespace, trace: Trace) -> int:
     """Estimate what each draft length would bring, from the run's counts and times."""
     from specscope.engine.methods.registry import Setting
-    from specscope.traces.best import LONGEST, Given, best_length
     from specscope.traces.lab.axes import numbers
+    from specscope.traces.lengths.basis import Given
+    from specscope.traces.lengths.best import LONGEST, best_length
 
     if args.store:
         raise UsageError("--store keeps one replay: leave out --over, or --store")
@@ -183,7 +184,7 @@ def _widths(text: str | None) -> tuple[tuple[int, float], ...]:
 
 
 def _length_lines(found: Best) -> Iterator[str]:
-    from specscope.traces.best import interval_text
+    from specscope.traces.lengths.best import interval_text
 
     heads = (found.name, "tokens/round", "speed-up", "95 % of runs", "tokens/s", "pays below", "")
     yield "".join(f"{head:>14}" for head in heads[:-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 from specscope.engine.errors import UsageError
-from specscope.traces.best import best_length, interval_text
+from specscope.traces.lengths.best import best_length, interval_text
 from specscope.traces.view import row_of
 
 if TYPE_CHECKING:

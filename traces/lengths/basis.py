@@ -1,38 +1,32 @@
-"""The best draft length of a run, from its own acceptance by place and its own times.
+"""What the estimates of a run's draft lengths are made of: acceptance by place, and times.
 
-A round of K drafts brings 1 + r1 + r1 r2 + ... tokens, with a rate for each place, and takes K
-drafter forwards and a verification of K + 1 rows: `advice.predicted`, scaled to the measured speed.
+They come from the spans of a run, or from the counts that an engine printed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from specscope.engine.drafting.pace import Probe, in_turns, seconds_at
+from specscope.engine.drafting.pace import Probe, seconds_at
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import METHODS
 from specscope.traces import counted, waiting
-from specscope.traces.advice import LENGTHS, kind_of, limit, plain_draft, predicted
+from specscope.traces.advice import LENGTHS, kind_of, plain_draft
 from specscope.traces.comparable import batch_size
 from specscope.traces.imported import is_foreign, origin
 from specscope.traces.metrics import measure
 from specscope.traces.places import level_rate
 from specscope.traces.rates import ALIKE, OVERLAP, Rates, by_level, rates_of
-from specscope.traces.spread import Spread
 from specscope.traces.view.tokens import has_trees
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from specscope.engine.drafting.pace import Curve
     from specscope.engine.trace.trace import Trace
     from specscope.traces.metrics import Metrics
     from specscope.traces.places import Level
 
-LONGEST = 32
-SHOWN = range(17)
 FEWEST = 8
 """Drafts from which on their places have rates."""
 _FAR = 1024
@@ -51,91 +45,8 @@ class Given(NamedTuple):
     """Rows -> seconds of a target forward."""
 
 
-class Length(NamedTuple):
-    """What drafts of one length are estimated to bring; None is unknown."""
-
-    length: int
-    tokens: float
-    """Of a round."""
-    speedup: float | None
-    """Over plain decoding."""
-    tokens_per_second: float | None
-    low: float | None
-    """Ends of the interval, of the speed-up, or if that is unknown of the tokens per second."""
-    high: float | None
-    beyond: bool
-    """Whether no draft reached its last place."""
-    alike: bool
-    """Whether the counts cannot tell it from the best one."""
-    limit: float | None
-    """Longest time of a drafter forward at which these drafts pay, in plain tokens."""
-
-    @property
-    def value(self) -> float | None:
-        return self.tokens_per_second if self.speedup is None else self.speedup
-
-
-class Best(NamedTuple):
-    """The estimates of a run."""
-
-    name: str
-    """Of the setting that is the length."""
-    unit: str
-    """Of values and intervals: `×` plain decoding, `tokens/s`, or empty without times."""
-    used: int
-    measured: float | None
-    """Of the run itself, in this unit; None with times that are not its own."""
-    lengths: tuple[Length, ...]
-    best: int | None
-    """None without times, and of plain decoding alone whose time is unknown."""
-    open_rows: str
-    """What is taken for granted of verifications of other rows; empty if it is known."""
-    notes: tuple[str, ...]
-
-    @property
-    def sentence(self) -> str:
-        """Say which length is the best, and which others may be."""
-        found = {one.length: one for one in self.lengths}
-        if self.best is None and self.unit:
-            return "The time of plain decoding is unknown; --plain RUN, --row or --widths tells it."
-        if self.best is None:
-            return (
-                "The time of a draft is unknown: give it with --c, in target forwards of one row. Each length is faster "
-                "than plain decoding below the c that is shown."
-            )
-        best, drafts = found[self.best], [one for one in self.lengths if one.length and one.value is not None]
-        others = [one.length for one in self.lengths if one.alike and one is not best]
-        same = f"; {_listed(sorted((best.length, *others)))} cannot be told apart" if others else ""
-        if best.length == 0:
-            next_one = max(drafts, key=lambda one: one.value or 0.0, default=None)
-            beside = (
-                f", {self.name} {next_one.length} is {range_text(next_one, self.unit)}" if next_one else ""
-            )
-            return f"{self.name} 0 is best: no drafts{beside}{same}."
-        far = ", at places that no draft reached" if best.beyond else ""
-        free = f", {self.open_rows}" if self.open_rows else ""
-        return f"{self.name} {best.length} is best: {range_text(best, self.unit)}{far}{free}{same}."
-
-    def to_dict(self) -> dict[str, Any]:
-        rows = [one._asdict() for one in self.lengths]
-        return {**self._asdict(), "lengths": rows, "notes": list(self.notes), "sentence": self.sentence}
-
-
-def range_text(one: Length, unit: str) -> str:
-    """Return a value with its interval, such as `1.27 times plain decoding (1.20 to 1.33)`."""
-    value = "" if one.value is None else f"{one.value:.2f}" if unit == "×" else f"{one.value:.1f}"
-    return f"{value} {'times plain decoding' if unit == '×' else unit} ({interval_text(one, unit)})"
-
-
-def interval_text(one: Length, unit: str) -> str:
-    """Return an interval without its unit; one without an end begins with `from`."""
-    digits = 2 if unit == "×" else 1
-    low, high = ("" if end is None else f"{end:.{digits}f}" for end in (one.low, one.high))
-    return f"{low} to {high}" if high else f"from {low}" if low else ""
-
-
 @dataclass(frozen=True, slots=True)
-class _Basis:
+class Basis:
     """What the estimates of a run are made of."""
 
     name: str
@@ -151,32 +62,17 @@ class _Basis:
     notes: tuple[str, ...] = ()
 
 
-def best_length(
-    trace: Trace,
-    plain: Trace | None = None,
-    lengths: Sequence[int] = SHOWN,
-    given: Given | None = None,
-    metrics: Metrics | None = None,
-) -> Best:
-    """Return what drafts of each length would bring; length 0 is plain decoding.
+def basis_of(trace: Trace, metrics: Metrics, plain: Trace | None, given: Given) -> Basis:
+    """Return the basis of a run, with the times that are given.
 
-    Args:
-        trace: A run whose drafts have one length, and are drafted and verified in turns.
-        plain: Plain decoding under the same conditions.
-        lengths: At most `LONGEST`.
-        given: Times that the run does not have, or that replace its own.
-        metrics: Those of the run, if they are known.
-
-    Raises:
-        UsageError: No formula describes the run, or a count or a time is missing.
+    UsageError if no formula describes the run, or a count or a time is missing.
     """
-    metrics, given = metrics or measure(trace), given or Given()
     counts = bool(trace.windows) or is_foreign(trace.header) or not waiting.divided(trace)
     basis = _of_counts(trace, metrics, plain, given) if counts else _of_spans(trace, metrics, plain)
-    return _estimated(_with_given(basis, given), lengths)
+    return _with_given(basis, given)
 
 
-def _of_spans(trace: Trace, metrics: Metrics, plain: Trace | None) -> _Basis:
+def _of_spans(trace: Trace, metrics: Metrics, plain: Trace | None) -> Basis:
     """Return the basis of a run with times of its forwards."""
     what, name = f"run {trace.header.run_id}", _length_of(trace)
     if waiting.overlap(trace)["both"] >= OVERLAP:
@@ -192,7 +88,7 @@ def _of_spans(trace: Trace, metrics: Metrics, plain: Trace | None) -> _Basis:
     method = METHODS.get(trace.header.method)
     timed = drafts or not ("drafter" in method.uses if method else trace.header.drafter_path)
     used, measured = _alike(trace)[0], speed * rates.plain if speed else None
-    return _Basis(name, used, metrics.per_level, rates, True, timed, measured, tuple(notes))
+    return Basis(name, used, metrics.per_level, rates, True, timed, measured, tuple(notes))
 
 
 def _length_of(trace: Trace) -> str:
@@ -280,7 +176,7 @@ def _counts_of(trace: Trace) -> _Counts:
     return _Counts(used, alike, drafts or 0, share, *times)
 
 
-def _of_counts(trace: Trace, metrics: Metrics, plain: Trace | None, given: Given) -> _Basis:
+def _of_counts(trace: Trace, metrics: Metrics, plain: Trace | None, given: Given) -> Basis:
     """Return the basis of a run that tells counts, and perhaps times of drafts and of decoding."""
     counts, levels = _counts_of(trace), metrics.per_level
     what, rate = f"run {trace.header.run_id}", level_rate(levels)
@@ -307,7 +203,7 @@ def _of_counts(trace: Trace, metrics: Metrics, plain: Trace | None, given: Given
     timed = bool(counts.draft)
     rates = Rates(probe, (1.0,) * len(levels), rate, counts.share, first, bool(base) or not timed)
     seconds = timed or bool(base and speed)
-    return _Basis(
+    return Basis(
         "gamma",
         counts.used,
         levels,
@@ -319,7 +215,7 @@ def _of_counts(trace: Trace, metrics: Metrics, plain: Trace | None, given: Given
     )
 
 
-def _with_given(basis: _Basis, given: Given) -> _Basis:
+def _with_given(basis: Basis, given: Given) -> Basis:
     """Return the basis with the times that are given."""
     if given == Given():
         return basis
@@ -353,75 +249,3 @@ def _extended(widths: Curve) -> Curve:
         (before, lower) = widths[-2]
         more = max(0.0, (last - lower) / (rows - before))
     return (*widths, (rows + _FAR, last + _FAR * more))
-
-
-def _estimated(basis: _Basis, lengths: Sequence[int]) -> Best:
-    rates, spread = basis.rates, Spread(basis.levels, basis.rates.drafting, max(lengths))
-    unit = ("×" if rates.known else "tokens/s") if basis.timed else ""
-    one = 1.0 if rates.known else 1 / rates.plain
-    scale = basis.measured / predicted("turns", rates, basis.used) if basis.measured else 1.0
-    speeds = {k: scale * predicted("turns", rates, k) if k else 1.0 for k in lengths}
-    told = [k for k in lengths if k or rates.known]
-    best = max(told, key=lambda k: (speeds[k], -k)) if unit and told else None
-    share = rates.drafting
-    tokens = {k: 1 - share + share * in_turns(rates.probe, [1] * k).tokens for k in {*lengths, basis.used}}
-    output = basis.rates.probe.rounds / share * tokens[basis.used]
-    found = list[Length]()
-    for k in lengths:
-        factor, known = speeds[k] / tokens[k], bool(unit) and k in told
-        low, high = (factor * end * one for end in spread.interval(k, tokens[k], output / tokens[k]))
-        found.append(
-            Length(
-                length=k,
-                tokens=tokens[k],
-                speedup=speeds[k] if known and rates.known else None,
-                tokens_per_second=speeds[k] / rates.plain if known and basis.seconds else None,
-                low=low if unit else None,
-                high=high if known else None,
-                beyond=k > len(basis.levels),
-                alike=best is not None
-                and known
-                and spread.alike(k, best, factor, speeds[best] / tokens[best]),
-                limit=limit(rates, k) if k and rates.known else None,
-            )
-        )
-    measured = None if basis.measured is None else basis.measured * one
-    free = "if further rows cost no time" if basis.timed and not rates.known else ""
-    return Best(basis.name, unit, basis.used, measured, tuple(found), best, free, _notes(basis, lengths))
-
-
-def _notes(basis: _Basis, lengths: Sequence[int]) -> tuple[str, ...]:
-    """Return what the estimates stand on, what is taken for granted and what is extrapolated."""
-    rates, places, most = basis.rates, len(basis.levels), max(lengths)
-    found = [*basis.notes]
-    if basis.timed:
-        found.append(
-            f"From {basis.rates.probe.rounds:,} drafts; the interval holds 95 % of runs with as many tokens, by these "
-            "counts alone: rounds are taken as independent, times as measured."
-        )
-    if most > places:
-        ends = f": the interval goes from no accepted token there to the rate of place {places}" * basis.timed
-        found.append(f"No draft reached place {places + 1}{ends}.")
-    if rates.drafting < 1:
-        found.append(
-            f"{100 * rates.drafting:.0f} % of the rounds verified a draft, which is taken for every length."
-        )
-    if basis.timed and not rates.known:
-        found.append(
-            "The time of a forward of one row is unknown, and so is whether drafts pay. Forwards of other rows than the "
-            "known ones are taken to last as long: shorter drafts may be faster, longer ones slower. Plain decoding "
-            "(--plain RUN), --row or --widths with 1 row tells it."
-        )
-    return tuple(found)
-
-
-def _listed(lengths: Sequence[int]) -> str:
-    """Return numbers as text: `1 to 3 and 6`."""
-    runs = list[list[int]]()
-    for n in lengths:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    texts = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
