@@ -156,7 +156,8 @@ class Outputs:
             early = work is not None and work.start >= 0 and not ahead
             before = work.start if early and work else at.time
             return self._claims.drafting(at.sequence, levels, before, ahead=ahead)
-        given: list[Any] = [*draft] if isinstance(draft, Iterable) and not isinstance(draft, str) else [draft]
+        several = isinstance(draft, Iterable) and not isinstance(draft, str) and getattr(draft, "ndim", 1)
+        given: list[Any] = [*cast("Iterable[Any]", draft)] if several else [draft]
         _check_spans(str(at), "draft", given)
         ids = [one.id if isinstance(one, Work) else one for one in given]
         if len(ids) not in (1, len(levels)):
@@ -204,7 +205,7 @@ class Outputs:
 
 def _check_spans(where: str, name: str, spans: Sequence[object]) -> None:
     for span in spans:
-        if not isinstance(span, Work) and not (isinstance(span, int) and -1 <= span <= MOST):
+        if not isinstance(span, Work) and not (type(span) is int and -1 <= span <= MOST):
             raise UsageError(f"{name}= of {where} has {shown(span)}; give what span() returns, or its id")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import specscope
@@ -303,6 +303,9 @@ def check_file(path):
 
 
 @settings(max_examples=80)
+@example([("discard", {"drafted": [1], "draft": np.array(3)})], None)
+@example([("discard", {"drafted": [1], "draft": True})], None)
+@example([("round", {**ROUND, "verify": True})], None)
 @given(
     st.lists(calls(), max_size=6),
     st.sampled_from([None, lambda ids: HALF * len(ids), lambda ids: "\u2028" * len(ids)]),
