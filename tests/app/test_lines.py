@@ -125,9 +125,9 @@ plan --target no-one/Llama-70B                         | a plan downloads nothin
 plan --target no-one/Llama-70B/int4                    | there is no such directory
 plan --pair smollm2                                    | smollm2 is not downloaded; `specscope models get smollm2`
 plan --target smollm2                                  | smollm2 is not downloaded; `specscope models get smollm2`
-follow                                                 | no file is named
-follow --json                                          | no file is named
-follow --json --folder .                               | no file is named
+follow                                                 | nothing is named
+follow --json                                          | nothing is named
+follow --json --folder .                               | nothing is named
 follow --folder nowhere                                | nowhere is no folder
 follow nowhere/run.jsonl                               | nowhere is no folder
 follow /usr/run.jsonl /etc/run.jsonl                   | two files have the name 'run.jsonl'

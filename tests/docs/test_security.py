@@ -55,9 +55,12 @@ def test_every_test_in_the_document_exists() -> None:
     tests = ROOT / "tests"
     names = (
         "app/test_notebook",
+        "app/test_recordings",
+        "app/test_servers",
         "browser/report/test_notebook",
         "browser/report/test_states",
         "engine/servers/test_servers",
+        "traces/test_growing",
     )
     files = [*(tests / "security").glob("test_*.py"), *(tests / f"{name}.py" for name in names)]
     text = "".join(file.read_text(encoding="utf-8") for file in files)

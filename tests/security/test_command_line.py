@@ -349,7 +349,9 @@ async def app(scope, receive, send):
 
 server.PAGE_S = server.CLOSE_S = 0.2
 server.build_app = lambda *_, **__: app
-server.Service = lambda *_, **__: SimpleNamespace(start=lambda _: None, close=lambda: time.sleep(600))
+server.Service = lambda *_, **__: SimpleNamespace(
+    start=lambda _: None, close=lambda: time.sleep(600), follower=SimpleNamespace(recordings=SimpleNamespace())
+)
 sys.argv = ["specscope", "play", "--pair", "bundled", "--port", "0"]
 sys.exit(main.main())
 """

@@ -210,8 +210,11 @@ FOREIGN = {
 def foreign_attacks(draw):
     """Return an example of another engine's file whose first value has one field changed."""
     text = FOREIGN[draw(st.sampled_from(sorted(FOREIGN)))]
-    first, *rest = text.splitlines() if text.startswith('{"') else [text]
-    row = json.loads(first)
+    try:
+        row, rest = json.loads(text), []
+    except ValueError:  # rows
+        first, *rest = text.splitlines()
+        row = json.loads(first)
     place, key = row, draw(st.sampled_from(sorted(row)))
     while isinstance(place[key], dict | list) and place[key] and draw(st.integers(0, 4)):
         place = place[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -158,7 +159,7 @@ def test_conditions_that_differ_are_named_and_runs_without_times_or_an_end_refus
     found = diff(trace, with_header(trace, profile="another", sampling={"temperature": 0}))
     assert found.not_comparable == ("profile", "sampling")
     assert found.to_dict()["comparable"] is False
-    imported = read_traces("tests/traces/imported/vllm.jsonl").traces[0]
+    imported = read_traces(Path(__file__).parent / "imported" / "vllm.jsonl").traces[0]
     with pytest.raises(UsageError, match=r"has no times: its file holds none; replay it"):
         diff(trace, imported)
     with pytest.raises(UsageError, match="is still in progress"):

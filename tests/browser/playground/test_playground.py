@@ -82,7 +82,7 @@ def test_chat_replay_a_reload_stop_and_a_killed_worker(page: Page, server, windo
     expect(titles).to_have_count(3)
     for title in titles.all():
         expect(title).to_contain_text("measured · local-process")
-    expect(page.locator("#live-viewer .ss-table").first.locator("tbody tr")).to_have_count(3)
+    expect(page.locator("#live-viewer .ss-tables .ss-table").first.locator("tbody tr")).to_have_count(3)
 
     panes.nth(1).locator(".ss-accepted").first.hover()
     card = page.locator("#live-viewer .ss-float")
