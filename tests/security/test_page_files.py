@@ -196,7 +196,7 @@ def test_an_import_reads_the_body_and_no_path(client, outside) -> None:
         assert answer.status_code == 422
         assert SECRET not in answer.text
         assert "/dev/fd" not in answer.text
-        assert answer.json()["error"].startswith("the file ")
+        assert answer.json()["error"].startswith("cannot import the file: ")
 
 
 def test_an_imported_file_is_stored_once_and_leaves_no_copy(client, site, tmp_path, monkeypatch) -> None:
@@ -205,7 +205,7 @@ def test_an_imported_file_is_stored_once_and_leaves_no_copy(client, site, tmp_pa
     text = io.StringIO()
     write_jsonl(trace, text)
     lines = text.getvalue().replace(trace.header.run_id, "imported01").encode()
-    assert client.post("/specscope/import", content=lines).json() == {"run": "imported01"}
+    assert client.post("/specscope/import", content=lines).json() == {"run": "imported01", "set": ""}
     assert site.store.load("imported01").commits == trace.commits
     assert "already stored" in client.post("/specscope/import", content=lines).json()["error"]
     assert list(tmp_path.iterdir()) == []
@@ -224,10 +224,10 @@ def test_a_second_import_at_once_is_refused(client, monkeypatch) -> None:
 
     def import_during_another_import(service, file) -> str:
         answers.append(client.post("/specscope/import", content=b"x"))
-        return "first"
+        return "first", ""
 
     monkeypatch.setattr(routes, "import_trace", import_during_another_import)
-    assert client.post("/specscope/import", content=b"x").json() == {"run": "first"}
+    assert client.post("/specscope/import", content=b"x").json() == {"run": "first", "set": ""}
     assert answers[0].status_code == 503
     assert "another import is running" in answers[0].json()["error"]
 
