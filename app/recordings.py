@@ -99,7 +99,7 @@ class Recordings:
         return name
 
     def source(self, name: str, store: Store | None) -> Tail | Counting | Folder:
-        """Return the reader of what has a name; UsageError if there is no such name."""
+        """Return the reader of a named file, folder or address. UsageError for other names."""
         place = self.files.get(name)
         if isinstance(place, Address):
             return Counting(Metrics(place, self._every), store)
@@ -263,7 +263,7 @@ class Follower:
             tail.close()
 
     def _watch(self, run: LiveRun, source: Counting | Folder, tally: Tally) -> None:
-        """Show the newest run of what has many, or one that grows; all are stored."""
+        """Show a run that grows; of a source with several runs, all stored, the newest one."""
         try:
             going, shown = True, None
             while going:

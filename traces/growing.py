@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from specscope.engine.errors import UsageError
 from specscope.engine.servers.address import Address, ServerError
 from specscope.engine.servers.counters import Counters, read_counters
-from specscope.traces.imports.logs.windows import Printed, lines_of, nanoseconds, shifted, trace_of, window
+from specscope.traces.imports.logs.windows import (
+    Printed,
+    lines_of,
+    nanoseconds,
+    shifted,
+    source_of,
+    trace_of,
+    window,
+)
 from specscope.traces.imports.reading import LOGS, checked
 
 if TYPE_CHECKING:
@@ -93,7 +101,7 @@ class Log:
     def _take(self, lines: Sequence[str]) -> None:
         try:
             for form, so_far in self._readers:
-                if found := form.read(lines, so_far):
+                if found := form.read(lines, so_far, source_of):
                     self._readers, self._found = [(form, so_far)], found
                     self.title = form.name
                     break

@@ -97,7 +97,7 @@ def _print(args: argparse.Namespace, recordings: Recordings) -> int:
 
 
 class _Printer:
-    """Prints what one source tells."""
+    """Prints the news of one recording, log, folder or address."""
 
     def __init__(
         self, name: str, source: Tail | Counting | Folder, store: Store, args: argparse.Namespace

@@ -5,13 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +20,7 @@ from specscope.traces.checks import check
 from specscope.traces.health import health
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.metrics import measure
+from tests.engines.vllm_server import served
 
 pytestmark = pytest.mark.engines
 HERE = Path(__file__).parent
@@ -95,54 +92,8 @@ def vllm(tmp_path_factory) -> Iterator[Server]:
     home, folder = ENGINES / "vllm", tmp_path_factory.mktemp("vllm")
     if not (home / ".done").exists():
         pytest.skip("vLLM is not set up: make engines")
-    subprocess.run([sys.executable, str(HERE / "plain_pair.py"), str(folder)], check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    drafts = {"method": "draft_model", "model": str(folder / "drafter"), "num_speculative_tokens": 4}
-    words = [
-        "serve",
-        str(folder / "target"),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--max-model-len",
-        "512",
-    ]
-    words += [
-        "--max-num-seqs",
-        "4",
-        "--dtype",
-        "float32",
-        "--enforce-eager",
-        "--speculative-config",
-        json.dumps(drafts),
-    ]
-    words += ["--per-request-spec-decode-metrics", "detailed"]
-    more = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "1",
-        "KMP_BLOCKTIME": "0",
-        "HF_HUB_OFFLINE": "1",
-    }
-    more |= {"LD_PRELOAD": str(home / "lib" / "libiomp5.so"), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    more["PATH"] = f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | more
-    with (folder / "server.log").open("w") as log:
-        process = subprocess.Popen(
-            [str(home / "bin" / "vllm"), *words], stdout=log, stderr=log, env=environment
-        )
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
-            break
-        except OSError:
-            time.sleep(1)
-    yield specscope.connect(f"http://127.0.0.1:{port}")
-    process.terminate()
-    process.wait(60)
+    with served(home, folder, "--max-num-seqs", "4") as address:
+        yield specscope.connect(address)
 
 
 @pytest.mark.timeout(900)

@@ -20,7 +20,7 @@ from specscope.traces.imports.content import MAX_BYTES, content_of
 from specscope.traces.imports.logs import llama, sglang, vllm
 from specscope.traces.imports.logs import printed as prints
 from specscope.traces.imports.logs.answers import ROWS, printed
-from specscope.traces.imports.logs.windows import Text, lines_of, servers, trace_of
+from specscope.traces.imports.logs.windows import Log, Text, lines_of, servers, trace_of
 from specscope.traces.imports.modelopt import MODELOPT
 from specscope.traces.imports.naming import named
 from specscope.traces.imports.profiler import PROFILER
@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 
 COUNTERS = Text("counters of /metrics", prints.counters)
 LOGS = (
-    Text("a log of llama.cpp's server", llama.read),
-    Text("a log of vLLM", vllm.read),
-    Text("a log of SGLang", sglang.read),
+    Log("a log of llama.cpp's server", llama.read),
+    Log("a log of vLLM", vllm.read),
+    Log("a log of SGLang", sglang.read),
 )
-"""Their readers take the lines of a log that grows in parts."""
 TEXTS = (
     COUNTERS,
     Text("the output of vLLM's example", prints.example),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from specscope.engine.trace.events import Window
-from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, source_of, whole, window
+from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, whole, window
 
 _OWN = re.compile(
     r"slot +print_timing|(?:prompt )?eval time =|draft acceptance|statistics |srv +load_model|load_model:"
@@ -223,16 +223,9 @@ def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
         )
 
 
-def read(
-    lines: Sequence[str],
-    so_far: dict[str, Any] | None = None,
-    source: Callable[[str], str] = source_of,
-) -> list[Printed]:
-    """Return the servers whose lines are in a log, told apart by what is before their own words.
-
-    `so_far` keeps what earlier lines told, of a log that grows.
-    """
-    servers: dict[str, _Server] = ({} if so_far is None else so_far).setdefault("servers", {})
+def read(lines: Sequence[str], so_far: dict[str, Any], source: Callable[[str], str]) -> list[Printed]:
+    """Return the servers whose lines are in a log, told apart by what is before their own words."""
+    servers: dict[str, _Server] = so_far.setdefault("servers", {})
     for line in lines:
         if (own := _OWN.search(line)) is None:
             continue

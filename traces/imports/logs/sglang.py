@@ -42,19 +42,11 @@ class _Server:
     """(accept len, accept rate) of each row."""
 
 
-def read(
-    lines: Sequence[str],
-    so_far: dict[str, Any] | None = None,
-    source: Callable[[str], str] = source_of,
-) -> list[Printed]:
-    """Return the servers whose lines are in a log, told apart by what is before or in the time.
-
-    `so_far` keeps what earlier lines told, of a log that grows.
-    """
-    known = {} if so_far is None else so_far
-    found: dict[str, _Server] = known.setdefault("found", {})
-    steps: dict[str, int] = known.setdefault("steps", {})
-    width: dict[str, int] = known.setdefault("width", {})
+def read(lines: Sequence[str], so_far: dict[str, Any], source: Callable[[str], str]) -> list[Printed]:
+    """Return the servers whose lines are in a log, told apart by what is before or in the time."""
+    found: dict[str, _Server] = so_far.setdefault("found", {})
+    steps: dict[str, int] = so_far.setdefault("steps", {})
+    width: dict[str, int] = so_far.setdefault("width", {})
     for line in lines:
         if "Decode batch" not in line and "server_args" not in line:
             continue

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from specscope.engine.trace.events import Window
-from specscope.traces.imports.logs.windows import Printed, drafts_of, places_of, source_of, whole, window
+from specscope.traces.imports.logs.windows import Printed, drafts_of, places_of, whole, window
 
 _COUNTS = re.compile(r"Accepted: (\d+) tokens, Drafted: (\d+) tokens")
 _LENGTH = re.compile(r"Mean acceptance length: (\d[\d.]*)")
@@ -53,18 +53,10 @@ class _Beside(NamedTuple):
     running: float
 
 
-def read(
-    lines: Sequence[str],
-    so_far: dict[str, Any] | None = None,
-    source: Callable[[str], str] = source_of,
-) -> list[Printed]:
-    """Return the servers whose lines are in a log, told apart by a name, a process or an engine.
-
-    `so_far` keeps what earlier lines told, of a log that grows.
-    """
-    known = {} if so_far is None else so_far
-    found: dict[_Key, list[Window]] = known.setdefault("found", {})
-    beside: dict[_Key, _Beside] = known.setdefault("beside", {})
+def read(lines: Sequence[str], so_far: dict[str, Any], source: Callable[[str], str]) -> list[Printed]:
+    """Return the servers whose lines are in a log, told apart by a name, a process or an engine."""
+    found: dict[_Key, list[Window]] = so_far.setdefault("found", {})
+    beside: dict[_Key, _Beside] = so_far.setdefault("beside", {})
     year = 2000 if any(" 02-29 " in line for line in lines) else 2001
     for line in lines:
         if "SpecDecoding metrics" not in line and "generation throughput" not in line:

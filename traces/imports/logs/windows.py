@@ -43,8 +43,19 @@ class Text(NamedTuple):
     """A form of text that an engine prints."""
 
     name: str
-    read: Callable[..., list[Printed]]
+    read: Callable[[Sequence[str]], list[Printed]]
     """Lines without colours -> what they tell; empty if they are of no such form."""
+
+
+class Log(NamedTuple):
+    """A form of log, which may grow."""
+
+    name: str
+    read: Callable[[Sequence[str], dict[str, Any], Callable[[str], str]], list[Printed]]
+    """(lines without colours, what earlier lines told, words before a line -> its server).
+
+    Returns what all lines told; the second value is empty at first, and keeps it.
+    """
 
 
 class Printed(NamedTuple):
@@ -86,10 +97,10 @@ def source_of(before: str) -> str:
     return _NUMBER.sub("", _TIMES.sub("", before)).strip(" :|[]\t>")[-MOST_NAME:]
 
 
-def servers(text: Text, lines: Sequence[str]) -> list[Printed]:
+def servers(log: Log, lines: Sequence[str]) -> list[Printed]:
     """Return what a log tells of each server; of all as one if too many seem to write it."""
-    found = text.read(lines)
-    return found if len(found) <= MOST_SERVERS else text.read(lines, source=lambda _: "")
+    found = log.read(lines, {}, source_of)
+    return found if len(found) <= MOST_SERVERS else log.read(lines, {}, lambda _: "")
 
 
 def trace_of(printed: Printed, source: str) -> Trace:
