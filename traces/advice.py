@@ -148,8 +148,10 @@ def _candidates(trace: Trace, method: Method, rates: Rates, speedup: float) -> I
 
 
 def _recorded(trace: Trace, rates: Rates, speedup: float) -> Iterable[Advice]:
-    """Yield the other draft lengths of a recorded loop, whose settings are its own."""
+    """Yield the other draft lengths of a recorded loop, if the time of a drafted token is known."""
     used, header = max(r.drafted for r in trace.rounds), trace.header
+    if rates.whole:
+        return
     scale = speedup / predicted("turns", rates, used)
     for length in range(1, 1 + (LONGEST if rates.draft else 1) * used):
         if length != used:

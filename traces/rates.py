@@ -50,6 +50,8 @@ class Rates:
     """The baseline's seconds per token: a *plain token*."""
     known: bool = True
     """Whether a forward of one row was measured; else it is taken to be as long as the run's."""
+    whole: bool = False
+    """Whether only whole drafts were timed, which may be one forward or one for each token."""
 
     @property
     def draft(self) -> float:
@@ -104,7 +106,7 @@ def rates_of(trace: Trace, metrics: Metrics, baseline: Trace | None) -> Rates | 
         rounds=len(judging),
     )
     shape, share = tuple(nodes[: len(metrics.per_level)]), len(judging) / len(trace.rounds)
-    return Rates(probe, shape, chain, share, plain, known)
+    return Rates(probe, shape, chain, share, plain, known, whole=once and origin(trace.header) is not None)
 
 
 def by_level(levels: Sequence[Level], mean: float) -> tuple[tuple[float, ...], ...]:

@@ -179,6 +179,20 @@ def test_a_loop_that_lacks_facts_is_refused(tmp_path, given, message):
         best_length(loop(tmp_path / "run.jsonl", **given))
 
 
+def test_drafts_that_were_timed_as_a_whole_need_c(tmp_path):
+    """The drafter's one span may be one forward, or one for each token: a replay refuses it, too."""
+    trace, baseline = loop(tmp_path / "run.jsonl", once=True), plain(tmp_path / "plain.jsonl")
+    found = best_length(trace, baseline)
+    assert (found.unit, found.best) == ("", None)
+    assert "give it with --c" in found.sentence
+    assert "Only whole drafts were timed" in found.notes[0]
+    assert advise(trace, measure(trace), baseline, 1.0) is None
+    told = best_length(trace, baseline, given=Given(c=0.25))
+    each = best_length(loop(tmp_path / "each.jsonl"), baseline)
+    assert [one.tokens for one in told.lengths] == [one.tokens for one in each.lengths]
+    assert told.best == each.best
+
+
 def test_counts_that_are_not_told_by_place_are_refused():
     (trace,) = read_traces(PRINTED / "02-llama-server-response.json").traces
     with pytest.raises(UsageError, match="by place"):

@@ -83,10 +83,15 @@ def _of_spans(trace: Trace, metrics: Metrics, plain: Trace | None) -> Basis:
         raise UsageError(f"{what} does not tell the times of its target's forwards and their rows")
     drafts, speed = bool(rates.draft), metrics.tokens_per_second
     notes = list[str]()
-    if drafts and not rates.probe.later:
+    if rates.whole:
+        notes.append("Only whole drafts were timed, so the time of a draft of another length is unknown.")
+        rates = replace(rates, probe=replace(rates.probe, later=rates.probe.first))
+    elif drafts and not rates.probe.later:
         notes.append("A whole draft takes one forward, which is taken to last as long for every length.")
     method = METHODS.get(trace.header.method)
-    timed = drafts or not ("drafter" in method.uses if method else trace.header.drafter_path)
+    timed = not rates.whole and (
+        drafts or not ("drafter" in method.uses if method else trace.header.drafter_path)
+    )
     used, measured = _alike(trace)[0], speed * rates.plain if speed else None
     return Basis(name, used, metrics.per_level, rates, True, timed, measured, tuple(notes))
 

@@ -73,10 +73,9 @@ class Best(NamedTuple):
         if self.best is None and self.unit:
             return "The time of plain decoding is unknown; --plain RUN, --row or --widths tells it."
         if self.best is None:
-            return (
-                "The time of a draft is unknown: give it with --c, in target forwards of one row. Each length is faster "
-                "than plain decoding below the c that is shown."
-            )
+            shown = any(one.limit is not None for one in self.lengths)
+            pays = " Each length is faster than plain decoding below the c that is shown." if shown else ""
+            return f"The time of a draft is unknown: give it with --c, in target forwards of one row.{pays}"
         best, drafts = found[self.best], [one for one in self.lengths if one.length and one.value is not None]
         others = [one.length for one in self.lengths if one.alike and one is not best]
         same = f"; {_listed(sorted((best.length, *others)))} cannot be told apart" if others else ""
