@@ -270,6 +270,10 @@ def test_no_member_and_no_round():
     one = sets_of([[empty]])["sets"][0]
     assert one["sentences"] == ["Nothing was drafted."]
     assert "a" in "".join(lines(sets_of([[empty]])))
+    odd = Member("a", None, "a", "summary", SETTING, drafts=9, steps=9, drafted=24, accepted=8, longest=0)
+    assert sets_of([[odd]])["sets"][0]["whole"]["length"]["value"] == pytest.approx(
+        1 + 8 / 9
+    )  # as a file says
 
 
 def test_a_request_that_a_file_has_twice_counts_once(write):

@@ -201,8 +201,8 @@ def pooled(rows: Sequence[Counted]) -> Figure:
         apart = sum((row.accepted - rate * row.n) ** 2 for row in rows) * len(rows) / (len(rows) - 1)
         alike = total * total / sum(row.n * row.n for row in rows)
         half = max(t(max(1.0, alike - 1)) * sqrt(apart) / total, Z * (inside or 0.0))
-    longest = [row.member.longest for row in rows]
-    most = None if None in longest else 1.0 + max(filter(None, longest))
+    longest = [n for row in rows if (n := row.member.longest) is not None]
+    most = 1.0 + max(longest) if len(longest) == len(rows) else None
     return _around(1 + rate, half, most)
 
 
