@@ -180,7 +180,7 @@ def test_a_loop_that_lacks_facts_is_refused(tmp_path, given, message):
 
 
 def test_drafts_that_were_timed_as_a_whole_need_c(tmp_path):
-    """The drafter's one span may be one forward, or one for each token: a replay refuses it, too."""
+    """Such a span is one forward, or one for each token: a replay refuses it, too."""
     trace, baseline = loop(tmp_path / "run.jsonl", once=True), plain(tmp_path / "plain.jsonl")
     found = best_length(trace, baseline)
     assert (found.unit, found.best) == ("", None)
