@@ -10,6 +10,7 @@ import pytest
 import specscope
 from specscope.engine.errors import UsageError
 from specscope.traces.advice import advise
+from specscope.traces.imports.logs.windows import Printed, trace_of, window
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.lengths.basis import Given
 from specscope.traces.lengths.best import best_length
@@ -177,6 +178,15 @@ def test_what_no_formula_describes_is_refused(method, config, message):
 def test_a_loop_that_lacks_facts_is_refused(tmp_path, given, message):
     with pytest.raises(UsageError, match=message):
         best_length(loop(tmp_path / "run.jsonl", **given))
+
+
+def test_rounds_without_a_draft_bring_one_token():
+    """Half of 100 steps verified a draft; its 4 places kept 100 tokens: 200 tokens in all."""
+    counts = {"steps": 100, "drafts": 50, "drafted": 200, "accepted": 100, "places": (45, 30, 15, 10)}
+    trace = trace_of(Printed("an engine", "", [window(0, 10, tokens=200, **counts)]), "a log")
+    found = best_length(trace, given=Given(c=0.1, row=0.0))
+    assert [found.lengths[k].tokens for k in (0, 1, 4)] == pytest.approx([1, 1 + 0.5 * 0.9, 2])
+    assert "50 % of the rounds verified a draft" in " ".join(found.notes)
 
 
 def test_drafts_that_were_timed_as_a_whole_need_c(tmp_path):
