@@ -185,7 +185,8 @@ HIDDEN = (
 )
 """Removes what a filter hides: axe looks at each element.
 
-All are asked before the first is removed: a question after each removal styles the page again, 100 s in all.
+All are asked before the first is removed: asked after each removal, the page is styled again and
+again, for 100 s.
 """
 
 
