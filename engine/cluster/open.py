@@ -19,6 +19,7 @@ from specscope.engine.checkpoints.catalog import opening
 from specscope.engine.checkpoints.forms import is_form
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.progress import Report
+from specscope.engine.checkpoints.sizes import shape_of
 from specscope.engine.checkpoints.sources import is_short_name, resolve, resolve_config, resolve_local
 from specscope.engine.cluster.costs import profile_costs
 from specscope.engine.cluster.fit import split_by_memory
@@ -129,6 +130,7 @@ def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
         memory,
     )
     chosen = find_pair(pair, target, drafter, progress=progress, cancel=cancel, download=download)
+    options = _with_eager_experts(chosen, options)
     plans = profile is None and (not is_toy(chosen.target_path) if plans is None else plans)
     return Cluster(chosen, _place(chosen, options), tuple(map(Path, _several(head))), plans=plans)
 
@@ -205,6 +207,21 @@ def local_pool(
             "only; leave forward static out"
         )
     return replace(pool, options=replace(options, forward="eager")) if pool.spans else pool
+
+
+def _with_eager_experts(pair: Pair, options: Options) -> Options:
+    """Return options with eager forwards for a mixture of experts.
+
+    How many rows an expert has is known on the host only, and a CUDA graph cannot ask it.
+    """
+    mixtures = [model for model, path in pair.models.items() if shape_of(path).mixture is not None]
+    if not mixtures:
+        return options
+    if options.forward == "static":
+        raise UsageError(
+            f"the {mixtures[0]} is a mixture of experts, which has eager forwards only; leave forward static out"
+        )
+    return replace(options, forward="eager")
 
 
 def _on_profile(pair: Pair, options: Options) -> Placement:

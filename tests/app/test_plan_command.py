@@ -148,7 +148,7 @@ def test_devices_beyond_this_machines_are_gpus_that_are_not_here(capsys, monkeyp
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}, "is a mixture of experts (num_experts is 128)"),
+        ({"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 128}, "is a mixture of experts (n_routed_experts is 128)"),
         ({"architectures": ["GptOssForCausalLM"], "num_local_experts": 32}, "is a mixture of experts"),
         (LLAMA_8B | {"num_local_experts": 8}, "'LlamaForCausalLM' is a mixture of experts"),
         ({"architectures": ["Qwen3_5ForConditionalGeneration"]}, "it reads more than text"),
