@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from specscope.engine.errors import ModelError, one_line, plain_name, shown
-from specscope.engine.model.families import FAMILIES
+from specscope.engine.model.families import FAMILIES, WAY_OUT, kind_of
 from specscope.engine.model.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ class GgufFile:
         self.architecture = self._value("general.architecture")
         if not isinstance(self.architecture, str) or self.architecture not in ARCHITECTURES:
             raise ModelError(
-                f"{path}: architecture {shown(self.architecture)} is not supported; supported are "
-                f"{', '.join(ARCHITECTURES)}"
+                f"{path}: architecture {shown(self.architecture)} is not supported{kind_of(str(self.architecture))}; "
+                f"supported are {', '.join(ARCHITECTURES)}; {WAY_OUT}"
             )
         family = FAMILIES[ARCHITECTURES[self.architecture]]
         if (experts := self._value(f"{self.architecture}.expert_count")) and not family.mixture:

@@ -6,6 +6,7 @@ checkpoint names, fuses or transposes the same matrices.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +17,26 @@ from specscope.engine.errors import ModelError
 
 ACTIVATIONS = ("silu", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh")
 
-WAY_OUT = "specscope.watch records transformers' own generate() with any model (docs/transformers.md)"
+WAY_OUT = (
+    "specscope.watch records transformers' own generate() with any model (docs/transformers.md), and --server shows "
+    "a running vLLM or llama.cpp (docs/servers.md)"
+)
 """What runs models that the decoder does not."""
+_KINDS = {
+    r"d-?flash|d-?spark": "a block drafter, whose layers read states of its target",
+    r"mtp|next-?n(?!et)": "a head of multi-token prediction, which reads the last states of its target",
+    r"eagle-?3|eagle": "a drafting head; give it with --head",
+    r"mamba|rwkv|jamba|zamba|bamba|hybrid|next|qwen3[._]?5|lfm2|falcon-?h1|nemotron_?h|recurrent|linear|plamo2": (
+        "a model with recurrent layers, whose state cannot drop the rows of a rejected draft"
+    ),
+}
+"""Pattern of an architecture's name in a config or a GGUF file -> what such a model is."""
+
+
+def kind_of(architecture: str) -> str:
+    """Return what a model of an unsupported architecture is, as `: it is ...`; empty if unknown."""
+    found = (what for pattern, what in _KINDS.items() if re.search(pattern, architecture, re.IGNORECASE))
+    return f": it is {what}" if (what := next(found, "")) else ""
 
 
 class Place(NamedTuple):
@@ -124,7 +143,8 @@ def family_of(name: Any, path: Path) -> Family:
     known = f"supported are {', '.join(FAMILIES)}"
     if isinstance(name, str) and name.endswith("ForConditionalGeneration"):
         known = f"it reads more than text, and only models of text are supported: {', '.join(FAMILIES)}"
-    raise ModelError(f"{path}: architecture {reprlib.repr(name)} is not supported; {known}; {WAY_OUT}")
+    kind = kind_of(name) if isinstance(name, str) else ""
+    raise ModelError(f"{path}: architecture {reprlib.repr(name)} is not supported{kind}; {known}; {WAY_OUT}")
 
 
 def _llama(config: Any) -> dict[str, Any]:

@@ -192,8 +192,12 @@ class ModelShape:
             raise ModelError(
                 f"{path}: {act} {reprlib.repr(activation)} is not supported; supported is {', '.join(allowed)}"
             )
-        if getattr(config, "quantization_config", None):
-            raise ModelError(f"{path}: quantized weights are not supported; use the unquantized model")
+        if stored := getattr(config, "quantization_config", None):
+            how = reprlib.repr(stored.get("quant_method", "unknown"))
+            raise ModelError(
+                f"{path}: quantized weights ({how}) are not supported; use the unquantized model, or a server that "
+                "runs it with --server"
+            )
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         if config.num_attention_heads % kv_heads:
             raise ModelError(

@@ -152,7 +152,10 @@ def test_devices_beyond_this_machines_are_gpus_that_are_not_here(capsys, monkeyp
         ({"architectures": ["GptOssForCausalLM"], "num_local_experts": 32}, "is a mixture of experts"),
         (LLAMA_8B | {"num_local_experts": 8}, "'LlamaForCausalLM' is a mixture of experts"),
         ({"architectures": ["Qwen3_5ForConditionalGeneration"]}, "it reads more than text"),
-        ({"architectures": ["MambaForCausalLM"]}, "architecture 'MambaForCausalLM' is not supported"),
+        ({"architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported: it is a model with recurrent layers"),
+        ({"architectures": ["Qwen3NextForCausalLM"]}, "it is a model with recurrent layers, whose state cannot drop"),
+        ({"architectures": ["DFlashDraftModel"]}, "it is a block drafter, whose layers read states of its target"),
+        ({"architectures": ["DeepSeekMTPModel"]}, "it is a head of multi-token prediction"),
     ],
 )  # fmt: skip
 def test_a_model_that_is_not_supported_has_a_way_out(capsys, tmp_path, config, message):
