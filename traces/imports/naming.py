@@ -58,6 +58,7 @@ def _is_plain_bench(row: Any) -> bool:
     return _has("duration", "total_output_tokens")(row)
 
 
+_SGLANG = "give the server's log, or answers with meta_info"
 _COUNTED = "its log and /metrics count such answers, too"
 _VALUES: tuple[tuple[Callable[[Any], bool], _Kind], ...] = (
     (_is_request, _Kind("the request of a completion, not its answer", f"give the answer; {_SOURCES}")),
@@ -93,6 +94,10 @@ _VALUES: tuple[tuple[Callable[[Any], bool], _Kind], ...] = (
             "an answer of vLLM without metrics.speculative_decoding",
             f"{_VLLM} (or summary) and --speculative-config; {_COUNTED}",
         ),
+    ),
+    (
+        lambda row: _has("choices", "stats")(row) and is_object(row["stats"]),
+        _Kind("an answer of LM Studio that drafted nothing", 'ask its /api/v0 with "draft_model"'),
     ),
     (_is_event, _Kind("an event of a stream without counts", f"give all its events; {_SOURCES}")),
     (_has("choices"), _Kind("an answer without counts of drafts", _SOURCES)),
@@ -133,9 +138,7 @@ _VALUES: tuple[tuple[Callable[[Any], bool], _Kind], ...] = (
     ),
     (
         _has("accept_length"),
-        _Kind(
-            "a result of SGLang's bench: averages only", "give the server's log, or answers with meta_info"
-        ),
+        _Kind("a result of SGLang's bench: averages only", _SGLANG),
     ),
     (
         _is_plain_bench,
@@ -172,6 +175,10 @@ _BYTES: tuple[tuple[bytes, _Kind], ...] = (
 _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[{\["])')
 _SAFETENSORS = re.compile(rb"^.{6}\x00\x00\{", re.DOTALL)
 _TEXTS: tuple[tuple[re.Pattern[str], _Kind], ...] = (
+    (
+        re.compile(r"^Accept length: +\d", re.MULTILINE),
+        _Kind("the output of SGLang's bench: averages only", _SGLANG),
+    ),
     (
         re.compile(r"^\s*<(?:!doctype html|html|\?xml)", re.IGNORECASE),
         _Kind(

@@ -42,7 +42,7 @@ LOGS = (
 )
 TEXTS = (
     COUNTERS,
-    Text("the output of vLLM's example", prints.example),
+    Text("the summary of a bench or an example", prints.summaries),
     Text("the output of a bench", prints.bench),
 )
 MOST_WRAPPED = 12
