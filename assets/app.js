@@ -259,9 +259,15 @@ window.SpecScopeApp = (() => {
     refresh();
   }
 
-  /** The heading of open runs: their times, and their address. */
-  function heading(element, watch) {
+  /** The heading of open runs: their times, their address, and for a set the button that deletes it. */
+  function heading(element, watch, trigger, [removed]) {
     times(element, watch);
+    element.addEventListener("click", (event) => {
+      const runs = event.target.closest("[data-remove]")?.dataset.remove;
+      if (!runs) return;
+      SpecScopeAddress.go({ tab: "history" });
+      trigger(removed, { runs });
+    });
     new MutationObserver(SpecScopeAddress.compared).observe(element, { childList: true, subtree: true });
     SpecScopeAddress.compared();
   }

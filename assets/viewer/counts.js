@@ -53,7 +53,8 @@ function countsCard(run) {
   const node = el("section", { class: "ss-card ss-pool ss-counts", "aria-label": `Windows, ${runName(run)}` },
     el("div", { class: "ss-gantt-title" }, el("h3", {}, `Accepted drafts by window · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge)),
     el("div", { class: "ss-pool-plot" }, svg), note, all);
-  return { svg, note, run, node };
+  const rowOf = (place) => all.querySelectorAll("tbody tr")[rows.indexOf(wholeCounts(run)[place])];
+  return { svg, note, run, node, rowOf };
 }
 
 const counted = (value, digits) => (value === null ? "unknown" : number(value, digits));
