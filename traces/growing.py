@@ -270,6 +270,14 @@ class Counting:
         self._due = 0.0
         self._told: list[Printed] = []
         """All that the source told by now."""
+        self.chosen = ""
+        """Id of the run that the page shows; the first one until another is chosen."""
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """The titles of the runs by their ids, the run that the page shows first."""
+        runs = sorted(self._runs.values(), key=lambda run: run.id != self.chosen)
+        return {run.id: run.title for run in runs}
 
     @property
     def note(self) -> str:

@@ -170,7 +170,7 @@ class Store:
         return trace
 
     def named(self, names: Iterable[str]) -> list[str]:
-        """Return the ids of runs, each named by its id or by its set, the group of a file's runs."""
+        """Return the ids of runs; a name is an id or that of a set, the group of a file's runs."""
         with self._reading() as connection:
             return list(dict.fromkeys(run_id for name in names for run_id in _named(connection, name)))
 

@@ -20,7 +20,7 @@ def text(value: Any) -> str:
 
 
 def run_address(runs: Sequence[str], part: int | None = None) -> str:
-    """Return the address of stored runs in the playground, or of a sequence or window of the first."""
+    """Return the address of stored runs, or of a sequence or window of the first one."""
     at = "" if part is None else f"#sequence=0.{part}"
     return f"/?run={','.join(map(quote, runs))}{at}"
 
