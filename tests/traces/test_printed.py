@@ -207,6 +207,18 @@ def test_streams_tell_no_more_than_their_events():
 
         return change
 
+    for lines, expected in ((llama, (20, 16, 16)), (vllm, (40, 36, 30))):
+        events = [line for line in lines if line.startswith("data: {")]
+        assert told([*events[:3], *events[5:]]) == [expected], "an event is missing: the totals are right"
+    noted = "\n".join(["< HTTP/1.1 200 OK", "Here it is:", *vllm])
+    assert [measure(trace).drafted for trace in read_traces(written(noted)).traces] == [36]
+    both = [
+        json.dumps({"meta_info": {"id": name, "spec_verify_ct": n, "completion_tokens": 3 * n}})
+        for name in "ab"
+        for n in (1, 4)
+    ]
+    answers = read_traces(written("\n\n".join(f"data: {row}" for row in both))).traces
+    assert [[row.drafts for row in trace.windows] for trace in answers] == [[4], [4]]
     assert told(vllm + llama) == [(40, 36, 30), (20, 16, 16)]
     assert told(vllm, without("token_ids")) == [(40, 36, 30)]
     assert told(vllm, without("metrics")) == [(40, None, None)]
