@@ -99,7 +99,7 @@ def read(events: Sequence[Event]) -> Trace | None:
 
 
 def _lacks_events(steps: Sequence[Step], told: Told) -> bool:
-    """Return whether tokens are missing; the one that ends an answer may have no text and no event."""
+    """Return whether tokens are missing; the one that ends an answer may have no event."""
     end = told.reason in ("eos", "stop")
     lacking = (told.tokens or 0) - sum(len(step.tokens) for step in steps)
     return told.tokens is not None and lacking not in (0, int(end))

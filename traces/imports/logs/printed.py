@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specscope.engine.servers.counters import ENGINES, Counters, read_counters
 from specscope.engine.trace.events import Window
@@ -74,20 +74,6 @@ SINCE = (
 COUNTS = ("drafts", "drafted", "accepted", "tokens")
 
 
-def counted(now: Counters, label: str = "") -> Printed:
-    """Return totals as a window without times."""
-    row = window(
-        0,
-        0,
-        label=label,
-        drafts=now.drafts,
-        drafted=now.drafted,
-        accepted=now.accepted,
-        places=now.places,
-    )
-    return Printed("", "", [row])
-
-
 def counters(lines: Sequence[str]) -> list[Printed]:
     """Return the counters of a text of Prometheus; of several what is between each two of them."""
     found = [(engine, _texts(lines, prefix)) for prefix, engine in ENGINES.items()]
@@ -116,7 +102,7 @@ def _texts(lines: Sequence[str], prefix: str) -> list[Counters]:
 
 def _counted(engine: str, texts: Sequence[Counters]) -> Printed:
     if len(texts) == 1:
-        return counted(texts[0], "since the server's start")._replace(engine=engine, note=SINCE)
+        return Printed(engine, "", [counted(texts[0], label="since the server's start")], note=SINCE)
     rows = list[Window]()
     for number, (before, after) in enumerate(pairwise(texts), 1):
         if (new := after.since(before)) is None:
@@ -124,8 +110,14 @@ def _counted(engine: str, texts: Sequence[Counters]) -> Printed:
                 f"a counter is lower in text {number + 1} than in text {number}: they are in the wrong order, or the server "
                 "was started anew between them; give the earlier one of one start first"
             )
-        rows += counted(new, f"text {number} to {number + 1}" if len(texts) > 2 else "").windows
+        rows.append(counted(new, label=f"text {number} to {number + 1}" if len(texts) > 2 else ""))
     return Printed(engine, "", rows)
+
+
+def counted(now: Counters, start: float = 0, end: float = 0, **more: Any) -> Window:
+    """Return what was counted as a window."""
+    counts = {name: getattr(now, name) for name in ("drafts", "drafted", "accepted", "places")}
+    return window(start, end, **counts, **more)
 
 
 def summaries(lines: Sequence[str]) -> list[Printed]:

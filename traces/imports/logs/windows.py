@@ -77,6 +77,11 @@ class Printed(NamedTuple):
     """How counts follow from what is printed, where they are not printed themselves."""
     prompts: Sequence[int] = ()
     """Tokens of the prompt of each window; -1 is unknown."""
+    form: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.engine} · {self.key}" if self.key else self.engine
 
 
 def lines_of(text: str) -> list[str]:
