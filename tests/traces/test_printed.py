@@ -396,11 +396,17 @@ def test_counts_that_make_no_sense_are_refused_and_unknown_ones_are_unknown(name
 
 def test_each_summary_of_a_text_is_a_window():
     first = (PRINTED / "vllm-bench.txt").read_text()
-    second = first.replace("6000", "3000").replace("20.00", "40.00")
+    for changed, places in (
+        (first[:-100], ()),
+        ("\n".join(f"c-1  | {line}" for line in first.split("\n")), (3000, 2000, 1000)),
+    ):
+        (row,) = read_traces(written(changed)).traces[0].windows
+        assert (row.drafts, row.accepted, row.places) == (4000, 6000, places)
+    second = first.replace("6000", "3000").replace("20.00", "40.00").replace("Position 0", "Position 3")
     (trace,) = read_traces(written(first + "sweep: 2 of 2\n" + second)).traces
     assert [(row.drafts, row.accepted, row.places) for row in trace.windows] == [
         (4000, 6000, (3000, 2000, 1000)),
-        (4000, 3000, (3000, 2000, 1000)),
+        (4000, 3000, ()),
     ]
     assert [(row.start / 1e9, row.end / 1e9) for row in trace.windows] == [(0, 20), (20, 60)]
 

@@ -344,7 +344,6 @@ def _average(row: dict[str, Any], name: str) -> float | None:
 
 _OF_ALL = "Times are of the whole {}: queue and prefill count, too"
 ROWS = (
-    Rows("timings of llama.cpp or MLX", _is_timings, _engine_of_timings, _timings, STEPS),
     Rows(
         "stats of LM Studio",
         _is_studio,
@@ -352,6 +351,7 @@ ROWS = (
         _studio,
         f"{STEPS}; ignored drafts, which the model did not judge, are left out",
     ),
+    Rows("timings of llama.cpp or MLX", _is_timings, _engine_of_timings, _timings, STEPS),
     Rows(
         "answers of Spec-Bench or EAGLE",
         _is_answer,

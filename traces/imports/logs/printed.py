@@ -62,6 +62,8 @@ _SUMMARIES = (
     ),
 )
 """Of vLLM's offline example, of `vllm bench serve`, of llama.cpp's examples `speculative*`."""
+_BEFORE = r"(?:^|\| )"
+"""Of a name: nothing, or what docker compose puts there."""
 _VALUE = r"(\d{1,20}(?:\.\d{1,20})?)(?:\s|$)"
 _ROW = re.compile(
     r"^\s*(\S+)\s+pred=\s*(\d+)\s+draft=\s*(\d+)\s+acc=\s*(\d+)\s+rate=[\d.]+\s+tok/s=([\d.]+)\s*$"
@@ -128,11 +130,11 @@ def summaries(lines: Sequence[str]) -> list[Printed]:
 
 def _totals(form: _Summary, lines: Sequence[str]) -> list[Window]:
     """Return a window for each summary of a form; a name that comes again begins the next one."""
-    names = {name: re.compile(before + _VALUE) for name, before in form.names.items()}
-    place, found = re.compile(form.place + _VALUE), [dict[str | int, float]()]
+    names = {name: re.compile(_BEFORE + before + _VALUE) for name, before in form.names.items()}
+    place, found = re.compile(_BEFORE + form.place + _VALUE), [dict[str | int, float]()]
     for line in lines:
-        at: dict[str | int, re.Match[str] | None] = {name: one.match(line) for name, one in names.items()}
-        if (share := place.match(line)) and "drafts" in found[-1]:
+        at: dict[str | int, re.Match[str] | None] = {name: one.search(line) for name, one in names.items()}
+        if (share := place.search(line)) and "drafts" in found[-1]:
             at[int(share[1])] = share
         for name, match in at.items():
             if match is not None:
@@ -150,6 +152,9 @@ def _summed(told: dict[str | int, float], at: float) -> Window:
     counts = {name: whole(f"{told[name]:.0f}") for name in COUNTS if name in told}
     shares = [told.get(i, 0.0) for i in range(1 + max((i for i in told if isinstance(i, int)), default=-1))]
     places = places_of(shares, counts.get("drafts"))
+    rounded = len(places) * (1 + 0.005 * counts.get("drafts", 0))
+    if abs(sum(places) - counts["accepted"]) > rounded:  # a line is missing
+        places = ()
     return window(at, at + told.get("seconds", 0.0), places=places, **counts)
 
 
