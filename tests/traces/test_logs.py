@@ -117,6 +117,33 @@ def test_one_line_of_each_of_several_pods_is_a_run_of_its_own():
         assert [measure(trace).drafted for trace in found] == [752] * 4
 
 
+def test_rows_of_json_tell_who_wrote_them():
+    line = (PRINTED / "04-vllm.log").read_text().split("\n")[1]
+    rows = [
+        {"log": line, "kubernetes": {"pod_name": "a"}},
+        {"MESSAGE": line, "_SYSTEMD_UNIT": "b.service", "_PID": 7},
+        {"log": line, "kubernetes": "c", "container_name": ["d"]},
+    ]
+    found = read_traces(written("\n".join(map(json.dumps, rows)))).traces
+    assert [(t.header.title, measure(t).drafted) for t in found] == [
+        ("vLLM · a", 752),
+        ("vLLM · b.service", 752),
+        ("vLLM", 752),
+    ]
+
+
+def test_settings_of_sglang_are_those_of_the_pod_itself():
+    line = "Decode batch, #running-req: 1, accept len: 2.50, gen throughput (token/s): 40.0, #queue-req: 0"
+    texts = [f"{pod} | [2026-06-10 15:25:25 TP0] {what}" for pod, what in (
+        ("pod-1", "server_args=ServerArgs(decode_log_interval=10)"), ("pod-10", line), ("pod-1", line)
+    )]  # fmt: skip
+    found = read_traces(written("\n".join(texts))).traces
+    assert {t.header.title: t.windows[0].steps for t in found} == {
+        "SGLang · pod-1 TP0": 10,
+        "SGLang · pod-10 TP0": 40,
+    }
+
+
 def test_what_differs_in_each_line_is_no_name_of_a_server():
     for name in ("04-vllm.log", "07-sglang.log"):
         text = _before((PRINTED / name).read_text() * 20, lambda i: f"[req-{i:x}] ")

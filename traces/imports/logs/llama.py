@@ -215,7 +215,6 @@ def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
         tokens=request.tokens,
         busy=None if request.ms is None else nanoseconds(request.ms / 1e3),
         drafting=None if not ms or None in ms else nanoseconds(sum(filter(None, ms)) / 1e3),
-        running=None,
     )
     yield whole_one
     for name, part in parts.items() if len(parts) > 1 else ():

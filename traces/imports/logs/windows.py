@@ -43,6 +43,7 @@ _NUMBER = re.compile(r":\d{1,9}: *$")
 _LOOSE = re.compile(r"\[?(?<![\w./-])\d+(?![\w./-])\]?")
 """A number that is not a part of a name, such as that of the line or of the process."""
 _MESSAGES = ("log", "MESSAGE", "message", "msg", "line")
+_WRITERS = ("pod_name", "container_name", "CONTAINER_NAME", "pod", "container", "service", "_SYSTEMD_UNIT")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -101,7 +102,15 @@ def _message(line: str) -> str:
         row: Any = parse_json(line)
     except ValueError:
         return line
-    return next((row[name] for name in _MESSAGES if isinstance(row.get(name), str)), line)
+    inner = row.get("kubernetes")
+    texts = {
+        key: value
+        for key, value in (row | (inner if isinstance(inner, dict) else {})).items()
+        if isinstance(value, str)
+    }
+    message = next((texts[name] for name in _MESSAGES if name in texts), line)
+    writer = next((texts[name] for name in _WRITERS if name in texts), "")
+    return f"{writer} | {message}" if writer else message
 
 
 def source_of(before: str) -> str:
@@ -176,24 +185,15 @@ def shifted(window: Window, by: int) -> Window:
     return replace(window, start=window.start + by, end=window.end + by)
 
 
+_COUNTS = ("steps", "drafts", "drafted", "accepted", "tokens", "busy", "drafting", "running")
+_EMPTY: dict[str, Any] = {"drafter": "", "label": "", "places": ()} | dict.fromkeys(_COUNTS)
+
+
 def window(start: float, end: float, **counts: Any) -> Window:
     """Return a window from seconds, with what is not given as unknown."""
-    empty: dict[str, Any] = {
-        "drafter": "",
-        "label": "",
-        "steps": None,
-        "drafts": None,
-        "drafted": None,
-        "accepted": None,
-        "places": (),
-        "tokens": None,
-        "busy": None,
-        "drafting": None,
-        "running": None,
-    }
     if end < start:
         raise ValueError(f"a time is {end - start:g} s; expected 0 to {MOST_SECONDS:g}")
-    return Window(nanoseconds(start), nanoseconds(end), **(empty | counts))
+    return Window(nanoseconds(start), nanoseconds(end), **(_EMPTY | counts))
 
 
 def nanoseconds(seconds: float) -> int:
