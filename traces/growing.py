@@ -19,7 +19,15 @@ from specscope.engine.files import open_growing, read_growing
 from specscope.engine.servers.address import Address, ServerError
 from specscope.engine.servers.counters import Counters, read_counters
 from specscope.traces.imports.logs.printed import counted
-from specscope.traces.imports.logs.windows import Printed, lines_of, nanoseconds, shifted, source_of, trace_of
+from specscope.traces.imports.logs.windows import (
+    MOST_SERVERS,
+    Printed,
+    lines_of,
+    nanoseconds,
+    shifted,
+    source_of,
+    trace_of,
+)
 from specscope.traces.imports.reading import LOGS, checked
 
 if TYPE_CHECKING:
@@ -63,6 +71,7 @@ class Log:
         self._path, self._file, self._size, self._cut = path, -1, 0, b""
         self._readers: list[tuple[Any, dict[str, Any]]] = [(log, {}) for log in LOGS]
         self._found: list[Printed] = []
+        self._names = set[str]()
         self._told: dict[str, int] | None = {} if from_end else None
         """Windows by server that were there already, and are left out."""
 
@@ -92,10 +101,17 @@ class Log:
             self._found = [
                 one._replace(form=form.name)
                 for form, so_far in self._readers
-                for one in form.read(lines, so_far, source_of)
+                for one in form.read(lines, so_far, self._source)
             ]
         except ValueError as error:
             raise UsageError(f"{self._path.name}: {error}") from None
+
+    def _source(self, before: str) -> str:
+        """Return who wrote a line; of more names than servers would have, the others are one."""
+        name = source_of(before)
+        if len(self._names) < MOST_SERVERS:
+            self._names.add(name)
+        return name if name in self._names else ""
 
     def _rest(self) -> list[Printed] | None:
         """Return what is known if the end of the file has just been reached."""

@@ -131,6 +131,15 @@ def test_servers_of_several_engines_in_one_log_are_all_followed(log, store):
         )
 
 
+def test_what_differs_in_each_line_makes_no_run_of_each(log, store):
+    lines = (PRINTED / "04-vllm.log").read_text().splitlines() * 10
+    append(log, "".join(f"[req-{i:x}] {line}\n" for i, line in enumerate(lines)))
+    settled(Counting(Log(log), store), last=True)
+    runs = [store.load(one.header.run_id) for one in store.runs()[0]]
+    assert len(runs) <= 17
+    assert sum(len(run.windows) for run in runs) == 30
+
+
 def test_a_restarted_llama_server_goes_on_after_its_last_window(log, store):
     content = (PRINTED / "01-llama-server.log").read_text()
     counting = Counting(Log(log), store)
