@@ -186,6 +186,14 @@ def note(line: str) -> None:
     print(f"specscope: {printable(line)}", file=sys.stderr, flush=True)
 
 
+def confirmed(question: str) -> bool:
+    """Return whether a person answers yes; False without a terminal."""
+    if not sys.stdin.isatty():
+        return False
+    print(printable(question), "[y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def busy_warning(args: argparse.Namespace, before: ProcessorTime) -> str:
     """Return the warning of a busy machine for measured runs, else nothing; print it on stderr."""
     from specscope.app.busy import busy_since

@@ -19,9 +19,10 @@ def text(value: Any) -> str:
     return escape(str(value).encode("utf-8", "replace").decode("utf-8"))
 
 
-def run_address(runs: Sequence[str]) -> str:
-    """Return the address of stored runs in the playground."""
-    return f"/?run={','.join(map(quote, runs))}"
+def run_address(runs: Sequence[str], part: int | None = None) -> str:
+    """Return the address of stored runs, or of a sequence or window of the first one."""
+    at = "" if part is None else f"#sequence=0.{part}"
+    return f"/?run={','.join(map(quote, runs))}{at}"
 
 
 def badge(value: Any, kind: str = "", title: str = "") -> str:

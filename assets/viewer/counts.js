@@ -28,6 +28,11 @@ class CountsCard {
     this.width = width;
     drawCounts(this.svg, this.note, this.run);
   }
+
+  /** The table's row of a window; undefined beyond the rows that it shows. */
+  rowOf(place) {
+    return this.node.querySelectorAll("tbody tr")[this.run.counts.indexOf(wholeCounts(this.run)[place])];
+  }
 }
 
 function countsTable(run) {
