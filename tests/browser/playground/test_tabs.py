@@ -188,6 +188,8 @@ HIDDEN = (
 All are asked before the first is removed: asked after each removal, the page is styled again and
 again, for 100 s.
 """
+ALIKE = ".rows tbody tr:nth-child(n + 4):not(:has(.bad)), .chart g:nth-of-type(n + 4)"
+"""Rows and marks that look as those before them."""
 
 
 def seen(content: Locator, selector: str) -> int:
@@ -238,6 +240,7 @@ def test_the_papers_are_computed_when_the_tab_opens_and_filtered_by_keyboard(pag
     expect(page.get_by_role("tab", name="Papers")).to_have_attribute("aria-selected", "true")
     content.get_by_role("radio", name="closed form").check()
     content.locator(HIDDEN[0]).evaluate_all(HIDDEN[1])
+    content.locator(ALIKE).evaluate_all("(all) => all.forEach((one) => one.remove())")
     assert_looks(page, "#papers")
 
     page.get_by_role("tab", name="About").click()

@@ -14,6 +14,8 @@ import pytest
 from specscope.app.main import main
 from specscope.engine.methods import METHODS
 from specscope.traces.closed_forms import speculative_tokens, ssd_hit_rate
+from specscope.traces.lab.sweep import Job, Scripted
+from specscope.traces.metrics import measure
 from specscope.traces.papers import dsi, ems, parallel
 from specscope.traces.papers import page as pages
 from specscope.traces.papers import pearl_speeds as pearl
@@ -47,12 +49,20 @@ def test_every_exact_row_has_the_printed_number_and_every_computed_one_its_assum
 
 
 def test_runs_on_the_virtual_cluster_have_ssds_cliff_too(rows):
-    """Here, where all rows are computed: these runs take 13 s."""
     found = [row for row in rows if row.item == "SSD, virtual cluster"]
     ratios = [row.ours or 0 for row in found]
     assert ratios[1:] == sorted(ratios[1:], reverse=True)
     assert max(ratios) < 1
     assert all(row.hit for row in found if row.predicted)
+
+
+@pytest.mark.parametrize("gamma", numbers("parallel")["SSD, virtual cluster"]["speeds"])
+def test_the_recorded_speeds_are_those_of_runs_on_the_virtual_cluster(gamma):
+    recorded = numbers("parallel")["SSD, virtual cluster"]
+    run = Scripted(recorded["profile"], recorded["pair"], recorded["tokens"])
+    rate, config = parallel.rate_of_reproduction(), {"gamma": int(gamma)}
+    speeds = [measure(run(Job("ssd", config, seed, rate, ""))).tokens_per_second for seed in range(8)]
+    assert recorded["speeds"][gamma] == pytest.approx(speeds, abs=1e-6)
 
 
 def test_two_thirds_of_the_predictions_are_within_the_limit(rows):
