@@ -82,19 +82,10 @@ def _target(cell: Cell) -> float:
     return Profile.load("8xA100").latency(pair).target.speed
 
 
-def _drop(tables: list[dict[str, Any]]) -> float:
-    return round(max(table["+tree"][3] - table["EasySpec"][3] for table in tables), 2)
-
-
-def _speed_up(tables: list[dict[str, Any]]) -> float:
-    return round(max(table["vanilla"] / table["EasySpec"][2] for table in tables if "vanilla" in table), 2)
-
-
 def _throughput(cell: Cell) -> float:
     times = fitted("llama-3")
-    return (
-        100 / rounds(cell.others["own alpha"]) / (times.drafting("EasySpec") + times.verification("EasySpec"))
-    )
+    seconds = times.drafting("EasySpec") + times.verification("EasySpec")
+    return 100 / rounds(cell.others["own alpha"]) / seconds
 
 
 def _last_layer(cell: Cell) -> float | None:
@@ -125,10 +116,7 @@ def _combinations(cell: Cell) -> Mapping[str, Any]:
     return {"ours": sum(a > b for a, b in pairs), "count": len(pairs), "command": found["command"]}
 
 
-def _sets() -> list[dict[str, Any]]:
-    return [table for table in _DATA["Table 2"].values() if isinstance(table, dict)]
-
-
+_SETS = [table for table in _DATA["Table 2"].values() if isinstance(table, dict)]
 PAPER = Paper(
     "easyspec",
     {
@@ -136,9 +124,11 @@ PAPER = Paper(
         "profile's target": _target,
         "plain decoding": _plain,
         "times": _times,
-        "largest acceleration": lambda _: max(t["+tree"][0] / t["EasySpec"][0] for t in _sets()),
-        "largest speed-up": lambda _: _speed_up(_sets()),
-        "largest drop": lambda _: _drop(_sets()),
+        "largest acceleration": lambda _: max(t["+tree"][0] / t["EasySpec"][0] for t in _SETS),
+        "largest speed-up": lambda _: round(
+            max(t["vanilla"] / t["EasySpec"][2] for t in _SETS if "vanilla" in t), 2
+        ),
+        "largest drop": lambda _: round(max(t["+tree"][3] - t["EasySpec"][3] for t in _SETS), 2),
         "tokens/s": _throughput,
         "last layer": _last_layer,
         "fuzzy forward": _fuzzy_forward,

@@ -244,9 +244,7 @@ PAPER = Paper(
         "largest less own": _largest_less_own,
         "our speed-up": lambda c: _speed_up(c, ours=True),
         "vanilla speed-up": lambda c: _speed_up(c, ours=False),
-        "over greedy": lambda c: round(
-            c.table["tokens/s"][c.table["columns"].index(c.column)] / c.table["tokens/s"][0], 2
-        ),
+        "over greedy": lambda c: round(c.column_of("tokens/s") / c.table["tokens/s"][0], 2),
         "profile's step": _greedy,
         "step": _step_at_2,
         "padding ratio, %": lambda c: 100 * _fitted_ratio(_table_6_series(c.row), FIT),

@@ -54,7 +54,7 @@ def _authors_verification() -> float:
 
 
 def _ssd(cell: Cell) -> Mapping[str, Any]:
-    rate = rate_of_sd(cell.table["SD"][cell.table["columns"].index(cell.column)])
+    rate = rate_of_sd(cell.column_of("SD"))
     return {
         "ours": ssd_speed(rate, _SETTINGS["SSD"], _authors_verification()),
         "rate": rate,

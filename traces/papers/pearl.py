@@ -27,7 +27,7 @@ from specscope.traces.papers.pearl_speeds import (
     without_post_verify,
     without_pre_verify,
 )
-from specscope.traces.papers.rows import Cell, Paper, numbers
+from specscope.traces.papers.rows import Cell, Paper, cells, numbers
 
 _DATA = numbers("pearl")
 _SD = "Speculative Decoding"
@@ -51,19 +51,13 @@ def _mean(cell: Cell) -> Mapping[str, Any]:
     return {"ours": best_speculative(pair) if cell.row == _SD else pearl(pair), "mean": name}
 
 
-def _varying_at(pair: Pair, speed_up: float) -> float:
+def _varying(pair: Pair, speed_up: float) -> float:
     return pearl_varying(pair, runs_of_speed(pair, speed_up))
-
-
-def _varying_mean(cell: Cell) -> float:
-    pair, mean = _llama(cell)
-    return _varying_at(pair_of(pair), mean)
 
 
 def _run(pair: str) -> float:
     """Return the mean run of accepted tokens, which Table 7 prints."""
-    table = _DATA["Table 7"]
-    return table["Ours"][table["columns"].index(pair)]
+    return next(cell.number or 0.0 for cell in cells(_DATA["Table 7"], "Ours") if cell.column == pair)
 
 
 def _ablation(cell: Cell) -> float:
@@ -78,18 +72,12 @@ def _of_data(cell: Cell) -> Mapping[str, Any]:
 
 
 def _competition(cell: Cell) -> Mapping[str, Any]:
-    alone = dict(zip(cell.table["columns"], cell.table["separate"], strict=True))[cell.column]
-    return {"published": (cell.number or 0.0) / alone, "ours": pipeline(cell.part)}
+    return {"published": (cell.number or 0.0) / cell.column_of("separate"), "ours": pipeline(cell.part)}
 
 
 def _ratio_of_runs(cell: Cell) -> float:
     rate, window = pair_of(cell.column).rate, pair_of(cell.column).window
     return speculative_tokens(rate, window) / pearl_tokens(rate, window)
-
-
-def _draft_runs(cell: Cell) -> float:
-    targets = cell.table[cell.row.replace("Draft", "Target")]
-    return pair_of(cell.column).window * targets[cell.table["columns"].index(cell.column)]
 
 
 def _part_of_a_step(cell: Cell) -> float:
@@ -158,10 +146,6 @@ def _at_gamma(pair: Pair, gamma: str, *, plain: bool = False) -> float:
     return (speculative if plain else pearl)(pair, int(gamma)) * 1e3 / pair.target
 
 
-def _spread(rate: float) -> float:
-    return rate**0.5 / (1 - rate)
-
-
 PAPER = Paper(
     "pearl",
     {
@@ -170,11 +154,9 @@ PAPER = Paper(
         "PEARL": lambda c: pearl(pair_of(c.column)),
         "varying, mean run": lambda c: pearl_varying(pair_of(c.column), runs_of_mean(_run(c.column))),
         "most, mean run": lambda c: most_varying(pair_of(c.column), _run(c.column)),
-        "varying, speed-up": lambda c: _varying_at(
-            pair_of(c.column), dict(zip(c.table["columns"], c.table[_SD], strict=True))[c.column]
-        ),
+        "varying, speed-up": lambda c: _varying(pair_of(c.column), c.column_of(_SD)),
         "mean": _mean,
-        "varying, mean": _varying_mean,
+        "varying, mean": lambda c: _varying(pair_of(_llama(c)[0]), _llama(c)[1]),
         "ablation": _ablation,
         "tokens/s at gamma": lambda c: _at_gamma(pair_of(c.column), c.row),
         "tokens/s of the data": _of_data,
@@ -183,12 +165,12 @@ PAPER = Paper(
         "pipeline": _competition,
         "step of Table 9": lambda c: _table_9(c).added,
         "mode of Table 9": lambda c: {
-            "published": c.table["post"][int(c.column)],
+            "published": c.column_of("post"),
             "ours": _table_9(c).post,
         },
         "profile's speed": lambda c: _speeds()[c.column],
         "window": lambda c: pair_of(c.row).window,
-        "draft runs": _draft_runs,
+        "draft runs": lambda c: pair_of(c.column).window * c.column_of(c.row.replace("Draft", "Target")),
         "ratio of runs": _ratio_of_runs,
         "SD's tokens/s": lambda c: _at_gamma(pair_of(c.part), c.column, plain=True),
         "part of a step": _part_of_a_step,
@@ -196,7 +178,7 @@ PAPER = Paper(
         "idle": _idle,
         "c of Figure 2": lambda _: pair_of("codellama-7-34").c,
         "drafting of Figure 2": lambda c: c.table["drafts"] / pair_of("codellama-7-34").c,
-        "spread of runs": lambda c: _spread(pair_of(c.row).rate),
+        "spread of runs": lambda c: (rate := pair_of(c.row).rate) ** 0.5 / (1 - rate),
         "step of Figure 3": lambda c: _figure_3(c)[int(c.column) - 1],
         "total of Figure 3": lambda c: sum(_figure_3(c)),
         "size of a cache": _cache_gb,

@@ -126,6 +126,10 @@ class Cell:
         numbers = self.table[self.row] if self.column and self.row in self.table else []
         return dict(zip(map(str, self.table["columns"]), numbers, strict=True)) if numbers else {}
 
+    def column_of(self, row: str) -> float:
+        """Return the number of another row in its column."""
+        return self.table[row][[*map(str, self.table["columns"])].index(self.column)]
+
 
 Formula = Callable[[Cell], float | Mapping[str, Any] | None]
 """Our number for a cell, or a mapping with `ours`, words of texts, and what else differs."""
