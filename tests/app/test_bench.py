@@ -154,7 +154,7 @@ def _plan(new: int) -> Plan:
 
 
 def test_costs_are_ratios_of_the_bundled_pairs_forwards():
-    figures = suite.costs(Pair.find(), _plan(new=1))
+    figures = suite.costs(suite.Bench(Pair.find(), _plan(new=1), None, lambda: None))
     c = figures["c"]
     assert c.median == pytest.approx(c.detail["target_ms"] / c.detail["drafter_ms"], rel=0.2)
     assert c.median > 1
@@ -188,7 +188,7 @@ def test_batches_are_measured_in_all_variants_with_equal_texts(cluster):
         _plan(8), batches=(1, 2), batch_bases=("llma",), batch_prompts=3, batch_tokens=8, batch_rounds=1
     )
     steps = []
-    (figure,) = suite.batches(cluster, small, lambda: steps.append(1)).values()
+    (figure,) = suite.batches(suite.Bench(cluster.pair, small, cluster, lambda: steps.append(1))).values()
     assert figure.valid
     assert len(figure.values) == len(steps) == 1
     table = figure.detail["batches"]
