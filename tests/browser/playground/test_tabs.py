@@ -188,8 +188,11 @@ HIDDEN = (
 All are asked before the first is removed: asked after each removal, the page is styled again and
 again, for 100 s.
 """
-ALIKE = ".rows tbody tr:nth-child(n + 4):not(:has(.bad)), .chart g:nth-of-type(n + 4)"
-"""Rows and marks that look as those before them."""
+ALIKE = (
+    ".item:nth-of-type(n + 5):not(:has(.maps)), .rows tbody tr:nth-child(n + 4):not(:has(.bad)), "
+    ".chart g:nth-of-type(n + 4)"
+)
+"""Tables, rows and marks that look as those before them."""
 
 
 def seen(content: Locator, selector: str) -> int:

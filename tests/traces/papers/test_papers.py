@@ -48,14 +48,6 @@ def test_every_exact_row_has_the_printed_number_and_every_computed_one_its_assum
     assert set(names.values()) == {1}
 
 
-def test_runs_on_the_virtual_cluster_have_ssds_cliff_too(rows):
-    found = [row for row in rows if row.item == "SSD, virtual cluster"]
-    ratios = [row.ours or 0 for row in found]
-    assert ratios[1:] == sorted(ratios[1:], reverse=True)
-    assert max(ratios) < 1
-    assert all(row.hit for row in found if row.predicted)
-
-
 @pytest.mark.parametrize("gamma", numbers("parallel")["SSD, virtual cluster"]["speeds"])
 def test_the_recorded_speeds_are_those_of_runs_on_the_virtual_cluster(gamma):
     recorded = numbers("parallel")["SSD, virtual cluster"]
