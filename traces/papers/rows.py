@@ -185,12 +185,13 @@ class Paper:
             lines = list(block)
             for part, table in parts(self.numbers[source]) if source else [("", {})]:
                 for group in lines:
-                    for cell in cells(table, part=part) if source else _own_cells(group[0]):
-                        yield from (
-                            self._row(item, replace(cell, line=line))
-                            for line in group
-                            if re.fullmatch(line.get("of", ".*"), cell.name)
-                        )
+                    found = cells(table, part=part) if source else _own_cells(group[0])
+                    yield from (
+                        self._row(item, replace(cell, line=line))
+                        for cell in found
+                        for line in group
+                        if re.fullmatch(line.get("of", ".*"), cell.name)
+                    )
 
     def _row(self, item: str, cell: Cell) -> Row:
         line = cell.line
