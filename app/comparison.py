@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specscope.app.compared import Traces, median_pass, summaries_of, texts_of
 from specscope.app.doubt import orders, ranked
+from specscope.app.experiments.table import frame
 from specscope.app.floors import digests
 from specscope.app.named import MAX_PASSES, PromptRow, seeded
-from specscope.app.notebook.frames import frame
 from specscope.app.notebook.shown import figures_table, number, output, viewer
 from specscope.app.render.html import text
 from specscope.engine.drafting.suffix import Finished

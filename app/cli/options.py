@@ -176,6 +176,14 @@ def parse_fields(fields: list[str]) -> dict[str, Any]:
     return parsed
 
 
+def parse_over(text: str) -> tuple[str, str]:
+    """Return the field and the values of a FIELD=VALUES text."""
+    name, equals, values = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--over {shown(text)} is not FIELD=VALUES")
+    return name, values
+
+
 def parse_settings(fields: list[str], keys: list[str]) -> dict[str, dict[str, Any]]:
     """Return METHOD.FIELD=VALUE texts as the config of each method."""
     parsed: dict[str, dict[str, Any]] = {key: {} for key in keys}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specscope.app.notebook.compare import compare
     from specscope.app.notebook.diff import diff
-    from specscope.app.notebook.sweep import sweep
+    from specscope.app.experiments.sweep import sweep
     from specscope.engine.cluster.open import open  # noqa: A004 - specscope.open(...) is the front door
     from specscope.engine.cluster.session import Cluster
     from specscope.engine.drafting.suffix import Finished
@@ -50,7 +50,7 @@ _HOME = {
     "diff": "specscope.app.notebook.diff",
     "open": "specscope.engine.cluster.open",
     "record": "specscope.engine.trace.record",
-    "sweep": "specscope.app.notebook.sweep",
+    "sweep": "specscope.app.experiments.sweep",
     "watch": "specscope.engine.trace.watch",
 }
 """Name -> module."""
