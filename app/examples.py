@@ -10,31 +10,13 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
-from specscope.app.render.html import badge, text
-
-FOLDER = Path(__file__).parents[1] / "assets" / "examples"
-
-
-def read(name: str) -> dict[str, Any]:
-    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def marked(button: str, clock: str = "") -> str:
-    """Return the line above an example."""
-    source = badge(clock) if clock else ""
-    line = text(
-        f"A finished example with the settings above. {button} runs it here, and then its traces open."
-    )
-    return f'<p class="app-note" data-state="example">{badge("example", "warn")} {source} {line}</p>'
+from specscope.app.service import Service
+from specscope.app.tabs import lab, load
+from specscope.app.tabs.settings import FOLDER, read
 
 
 def record() -> None:
-    from specscope.app.service import Service
-    from specscope.app.tabs import lab, load
-
     service = Service(None)
     try:
         for name, make in (("lab", lab.make_example), ("load", load.make_example)):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specscope.app.busy import busy_since, read_load
-from specscope.app.comparison import short_answers
+from specscope.app.experiments.compare import short_answers
 from specscope.app.experiments.table import Column, Table, frame
 from specscope.app.named import seeded
 from specscope.app.notebook.opening import arguments, bar, opened, texts

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specscope.app.notebook.shown import figures_table
 from specscope.app.render.html import table, text
 from specscope.engine.errors import UsageError
 
@@ -73,3 +72,21 @@ def frame(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> pandas.DataF
             "a frame needs pandas, which is not installed; install it: pip install pandas"
         ) from None
     return DataFrame([dict(zip(columns, row, strict=True)) for row in rows], columns=[*columns])
+
+
+def figures_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of texts: the first column names its row, the others are figures."""
+    top = _row("th", head)
+    return f'<table style="margin-bottom: 10px"><thead>{top}</thead><tbody>{"".join(_row("td", row) for row in rows)}</tbody></table>'
+
+
+def _row(cell: str, texts: Sequence[str]) -> str:
+    sides = ["left", *["right"] * len(texts)]
+    cells = (
+        f'<{cell} style="{_CELL}; text-align: {s}">{text(t)}</{cell}>'
+        for s, t in zip(sides, texts, strict=False)
+    )
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+_CELL = "padding: 2px 10px"

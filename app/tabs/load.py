@@ -12,7 +12,6 @@ import gradio as gr
 from gradio.components import Component
 
 from specscope.app.busy import busy_since, read_load
-from specscope.app.examples import marked, read
 from specscope.app.experiments.load import (
     Job,
     Line,
@@ -31,7 +30,7 @@ from specscope.app.runs import LiveRun, RunRequest
 from specscope.app.service import Service
 from specscope.app.tabs.lab import request_of, waiting
 from specscope.app.tabs.requests import FormError, at, check_profile, lines_of
-from specscope.app.tabs.settings import HERE, Controls, asked, check, clusters, models, row
+from specscope.app.tabs.settings import HERE, Controls, asked, check, clusters, marked, models, read, row
 from specscope.app.tabs.wiring import CHARTS, QUIET, State, Stops, build_message, plain_html
 from specscope.engine.bounds import check_prompt
 from specscope.engine.errors import SpecScopeError, UsageError, shown

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
 from math import inf
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import gradio as gr
 
 from specscope.app import pairs
+from specscope.app.render.html import badge, text
 from specscope.app.tabs.requests import at
 from specscope.app.tabs.wiring import QUIET, SMALL
 from specscope.engine.errors import UsageError
@@ -19,6 +22,21 @@ from specscope.engine.types import check_range
 S = TypeVar("S")
 HERE = "here"
 """Value of a cluster for measured runs on this machine."""
+
+FOLDER = Path(__file__).parents[2] / "assets" / "examples"
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def marked(button: str, clock: str = "") -> str:
+    """Return the line above an example."""
+    source = badge(clock) if clock else ""
+    line = text(
+        f"A finished example with the settings above. {button} runs it here, and then its traces open."
+    )
+    return f'<p class="app-note" data-state="example">{badge("example", "warn")} {source} {line}</p>'
 
 
 def asked(

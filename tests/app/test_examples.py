@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from dataclasses import replace
@@ -10,11 +9,11 @@ from dataclasses import replace
 import gradio as gr
 import pytest
 
-from specscope.app import examples
 from specscope.app.service import Service
 from specscope.app.tabs import lab, load
 from specscope.app.tabs.lab import Lab
 from specscope.app.tabs.load import LoadTab, load_plan, serve
+from specscope.app.tabs.settings import read
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def test_the_tabs_open_with_a_labelled_example_without_links_and_with_stop_off(t
 
 def test_a_sweep_with_the_examples_settings_gives_its_cells(tabs, service) -> None:
     tabs[0].service = service
-    stored = json.loads((examples.FOLDER / "lab.json").read_text())
+    stored = read("lab")
     given = replace(lab.usual_settings(), values="3, 5", row_values="0.7")
     *_, last = tabs[0].run(*(getattr(given, name) for name in tabs[0].controls.made))
     mean = {(row, column): sum(s[0] for s in speeds) / len(speeds) for row, column, speeds in stored["cells"]}
@@ -46,7 +45,7 @@ def test_a_sweep_with_the_examples_settings_gives_its_cells(tabs, service) -> No
 
 
 def test_a_load_with_the_examples_settings_gives_its_rows() -> None:
-    stored = json.loads((examples.FOLDER / "load.json").read_text())["result"]["methods"]
+    stored = read("load")["result"]["methods"]
     given = replace(load.usual_settings(), methods=["medusa"], sizes="16")
     plan, service = load_plan(given), Service(None)
     try:
