@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specscope.app import doubt
+from specscope.app.experiments import doubt
 from specscope.app.experiments.floors import (
     above_baseline,
     above_bounds,
