@@ -10,21 +10,18 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from specscope.app.busy import busy_since, read_load
 from specscope.app.experiments.doubt import orders, ranked
 from specscope.app.experiments.figures import Traces, median_pass, summaries_of, texts_of
 from specscope.app.experiments.floors import digests
 from specscope.app.experiments.table import Column, Table
-from specscope.app.named import MAX_PASSES, PromptRow, able, method_keys, seeded
-from specscope.app.notebook.opening import arguments, bar, opened, texts
+from specscope.app.named import MAX_PASSES, PromptRow, seeded
 from specscope.app.notebook.shown import output, viewer
 from specscope.app.render.html import text
-from specscope.engine.cluster.session import Cluster
 from specscope.engine.drafting.suffix import Finished
-from specscope.engine.errors import UsageError, named_arguments
+from specscope.engine.errors import UsageError
 from specscope.engine.methods import BASELINE, find
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling, check_range
@@ -312,57 +309,3 @@ def short_answers(answers: Sequence[int]) -> str:
         f"{tokens} tokens, and a speed-up over fewer than {SHORT} depends on the first rounds; give a prompt with a "
         "longer answer, or raise --max-new-tokens"
     )
-
-
-@named_arguments
-def compare(
-    methods: str | Sequence[str],
-    prompts: str | Sequence[Any],
-    *,
-    cluster: Cluster | None = None,
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
-    sampling: Sampling | None = None,
-    limits: Limits | None = None,
-    passes: int = 1,
-    progress: bool = True,
-    **others: Any,
-) -> Comparison:
-    """Decode the same prompts with several methods and plain decoding.
-
-    Args:
-        methods: Keys, as a list or with commas; `all` takes those that the models can run.
-        prompts: A text, or a list of prompts as `Cluster.run` takes them.
-        cluster: An open cluster. Without one, `others` has the arguments of `specscope.open`.
-        settings: Fields of a method's Config, by key of the method.
-        sampling: As in `Cluster.run`; prompt i has the seed + i.
-        limits: When to stop.
-        passes: How often all methods decode, 1 to 9; more than 1 in measured runs only.
-        progress: Whether to show a bar.
-        others: See `cluster`; and fields of Sampling and Limits, as in `Cluster.run`.
-
-    Raises:
-        UsageError: A name or a setting is wrong, or a method lacks its models.
-    """
-    sampling, limits, models = arguments(compare, sampling, limits, others)
-    keys, given, left_out = method_keys(methods), dict(settings or {}), dict[str, str]()
-    if unknown := [key for key in given if key not in keys]:
-        raise UsageError(f"settings of {unknown[0]!r}, which is not compared; choose of {', '.join(keys)}")
-    several = texts(prompts)
-    rows = [PromptRow(prompt if isinstance(prompt, str) else "") for prompt in several]
-    with opened(cluster, models) as place:
-        if methods == "all":
-            keys, left_out = able(keys, place)
-        configs = {key: given.get(key, {}) for key in keys}
-        race = Race(rows, several, configs, sampling, limits, passes)
-        race.check(measured=not place.placement.profile)
-        before = read_load()
-        with bar(race.runs, "run", progress) as step:
-
-            def decode(key: str, mine: list[Any], more: dict[str, Any]) -> Trace:
-                trace = place.run(key, *mine, **more)
-                step()
-                return trace
-
-            found = decode_all(race, decode, left_out=left_out)
-        here = place.placement.runtime.startswith("local")
-        return replace(found, warning=busy_since(before) if here else "")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from specscope.engine.checkpoints.catalog import opening
 from specscope.engine.checkpoints.forms import is_form
@@ -114,7 +114,7 @@ def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
         ModelError: A model cannot be loaded or downloaded.
         RunCancelled: `cancel` was set during a download.
     """
-    given = {**locals(), "runtime": usual_runtime(profile) if runtime is None else runtime}
+    given: dict[str, Any] = {**locals(), "runtime": usual_runtime(profile) if runtime is None else runtime}
     options = Options(**{one.name: given[one.name] for one in fields(Options)})
     chosen = find_pair(pair, target, drafter, progress=progress, cancel=cancel, download=download)
     plans = profile is None and (not is_toy(chosen.target_path) if plans is None else plans)

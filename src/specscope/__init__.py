@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specscope.app.experiments.compare import compare
-    from specscope.app.experiments.sweep import sweep
+    from specscope.app.notebook.compare import compare
     from specscope.app.notebook.diff import diff
+    from specscope.app.notebook.sweep import sweep
     from specscope.engine.cluster.open import open  # noqa: A004 - specscope.open(...) is the front door
     from specscope.engine.cluster.session import Cluster
     from specscope.engine.drafting.suffix import Finished
@@ -45,12 +45,12 @@ _HOME = {
     "Sampling": "specscope.engine.types",
     "SpecScopeError": "specscope.engine.errors",
     "UsageError": "specscope.engine.errors",
-    "compare": "specscope.app.experiments.compare",
+    "compare": "specscope.app.notebook.compare",
     "connect": "specscope.engine.servers.session",
     "diff": "specscope.app.notebook.diff",
     "open": "specscope.engine.cluster.open",
     "record": "specscope.engine.trace.record",
-    "sweep": "specscope.app.experiments.sweep",
+    "sweep": "specscope.app.notebook.sweep",
     "watch": "specscope.engine.trace.watch",
 }
 """Name -> module."""
