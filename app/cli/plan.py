@@ -36,9 +36,8 @@ def run(args: argparse.Namespace) -> int:
         pair = find_pair(args.pair, args.target, args.drafter, progress=bar.show, sizes_only=True)
     tokens = min(KV_TOKENS, pair.context) if args.context is None else args.context
     check_range("--context", tokens, 1, pair.context)
-    names = ("device", "dtype", "tp", "drafter_tp", "memory")
-    options = Options(**{name: getattr(args, name) for name in names})
-    pool = local_pool(pair, options, tokens, planned_devices(args.device, args.memory))
+    place = Options(**options.values_of(args, options.DEVICES))
+    pool = local_pool(pair, place, tokens, planned_devices(args.device, args.memory))
     found = fit(pool, tuple(map(Path, args.head or ())))
     assumed = _assumed(args, pool)
     lines = [f"{pair.name} · nothing is loaded; weights in {found.dtype}", *assumed, *_lines(found, tokens)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.app.cli import common, options
 from specscope.app.cli.inputs import checked_prompts
-from specscope.app.cli.results import cell, line_of, result_of
+from specscope.app.cli.results import line_of, result_of
 from specscope.app.named import seeded
 from specscope.engine.errors import SpecScopeError, UsageError
 from specscope.engine.servers.session import MOST_REQUESTS, Server, connect
@@ -67,7 +67,7 @@ def compare(args: argparse.Namespace) -> int:
             for server, figures in zip(servers, _figures(found), strict=True)
         ],
     }
-    return common.answer(args, result, _table(result))
+    return common.answer(args, result, _lines(result))
 
 
 def _prompts(args: argparse.Namespace) -> tuple[list[Any], Sampling]:
@@ -123,7 +123,7 @@ class _Named:
 
 def _figures(found: Sequence[list[Trace]]) -> list[dict[str, Any]]:
     """Return the figures of each server over all its runs."""
-    from specscope.app.compared import pooled, texts_of
+    from specscope.app.experiments.figures import pooled, texts_of
     from specscope.traces.comparable import comparisons
 
     rows = [pooled(traces) for traces in found]
@@ -140,16 +140,22 @@ def _figures(found: Sequence[list[Trace]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _table(result: dict[str, Any]) -> Iterator[str]:
-    accepted = "".join(f"{'acc/' + name:>13}" for name in ("drafted", "tested", "round"))
-    yield f"{'server':32}{'tokens/s':>10}{'speed-up':>10}{'tokens':>8}{'tok/step':>10}{accepted}  text"
+def _lines(result: dict[str, Any]) -> Iterator[str]:
+    from specscope.app.experiments.compare import ACCEPTED, SPEEDS
+    from specscope.app.experiments.table import Column, Table
+
+    columns = [Column("server", "server", width=-32), *SPEEDS]
+    columns += [
+        Column("tokens_per_target_forward", "tok/step", ".2f", width=10),
+        *ACCEPTED,
+        Column("text", "  text"),
+    ]
+    rows = list[dict[str, Any]]()
     for row in result["servers"]:
-        cells = [cell(row["tokens_per_second"], ".1f", 10), cell(row["speedup"], ".2f", 10, "×")]
-        cells += [cell(row["tokens"], ",", 8), cell(row["tokens_per_target_forward"], ".2f", 10)]
-        cells += [cell(row[name], ".0%", 13) for name in ("acceptance_rate", "acceptance_rate_tested")]
         same = "identical" if row["equal_to_first"] else "differs"
         why = f" · no speed-up: {row['not_comparable']}" if row["not_comparable"] else ""
-        yield f"{row['server']:32}{''.join(cells)}{cell(row['accepted_per_round'], '.2f', 13)}  {same}{why}"
+        rows.append({**row, "text": f"  {same}{why}"})
+    yield from Table(columns, rows).lines()
     for row in result["servers"]:
         yield from (f"{row['server']}: {note}" for note in dict.fromkeys(row["notes"]))
     yield f"side by side: specscope report {' '.join(row['runs'][0] for row in result['servers'])} -o report.html"

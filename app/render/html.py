@@ -88,6 +88,16 @@ COLOURS = {
 """Name of a curve -> its colour on light and on dark ground, and its dashes."""
 
 
+STYLES = (
+    ("#0072b2", "#56b4e9", "solid"),
+    ("#b25a00", "#e69f00", "dash"),
+    ("#008060", "#35c79a", "dot"),
+    ("#8f3f71", "#cc79a7", "dashdot"),
+    ("#4d4d4d", "#b3b3b3", "longdash"),
+)
+"""Colour on light and on dark ground, and dashes, of the lines of a chart."""
+
+
 def curve(name: str, title: str, x: Sequence[float], y: Sequence[float], **facts: Any) -> Any:
     return line(COLOURS[name], title, x, y, **facts)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from specscope.engine.checkpoints.catalog import opening
 from specscope.engine.checkpoints.forms import is_form
@@ -115,20 +115,8 @@ def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
         ModelError: A model cannot be loaded or downloaded.
         RunCancelled: `cancel` was set during a download.
     """
-    options = Options(
-        usual_runtime(profile) if runtime is None else runtime,
-        profile,
-        profile_pair,
-        tokens,
-        device,
-        threads,
-        forward,
-        dtype,
-        tp,
-        drafter_tp,
-        address,
-        memory,
-    )
+    given: dict[str, Any] = {**locals(), "runtime": usual_runtime(profile) if runtime is None else runtime}
+    options = Options(**{one.name: given[one.name] for one in fields(Options)})
     chosen = find_pair(pair, target, drafter, progress=progress, cancel=cancel, download=download)
     options = _with_eager_experts(chosen, options)
     plans = profile is None and (not is_toy(chosen.target_path) if plans is None else plans)
