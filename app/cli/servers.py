@@ -64,7 +64,7 @@ def compare(args: argparse.Namespace) -> int:
         "group": group,
         "servers": [
             {**figures, "server": server.found.title}
-            for server, figures in zip(servers, _figures(found), strict=True)
+            for server, figures in zip(servers, _figures(found, args.repeat), strict=True)
         ],
     }
     return common.answer(args, result, _table(result))
@@ -121,18 +121,28 @@ class _Named:
         return self._server.run(*prompts, **given)
 
 
-def _figures(found: Sequence[list[Trace]]) -> list[dict[str, Any]]:
-    """Return the figures of each server over all its runs."""
+def _figures(found: Sequence[list[Trace]], repeat: int) -> list[dict[str, Any]]:
+    """Return the figures of each server over all its runs; the range is that of its passes."""
     from specscope.app.compared import pooled, texts_of
+    from specscope.app.doubt import doubt_of
     from specscope.traces.comparable import comparisons
 
     rows = [pooled(traces) for traces in found]
+    parts = len(found[0]) // repeat
+    passes = [[traces[k : k + parts] for k in range(0, len(traces), parts)] for traces in found]
+    speeds = [[pooled(runs)["tokens_per_second"] or 0.0 for runs in mine] for mine in passes]
     for i, compared in enumerate(comparisons(found)):
-        plain = None if compared.baseline is None else rows[compared.baseline]["tokens_per_second"]
+        k = i if compared.baseline is None else compared.baseline
+        plain = None if compared.baseline is None else rows[k]["tokens_per_second"]
         mine = rows[i]["tokens_per_second"]
+        first = (dict(enumerate(passes[n][0])) for n in (i, k))
+        doubt = doubt_of(*first, (speeds[i], speeds[k])) if k != i else None
         rows[i] |= {
             "runs": [trace.header.run_id for trace in found[i]],
             "speedup": mine / plain if mine and plain else None,
+            "speedup_low": doubt and doubt.low,
+            "speedup_high": doubt and doubt.high,
+            "speedup_from": doubt and doubt.source,
             "not_comparable": compared.reason or None,
             "equal_to_first": texts_of(found[i]) == texts_of(found[0]),
             "notes": [note for trace in found[i] for note in trace.header.environment[SERVER]["notes"]],
@@ -141,6 +151,8 @@ def _figures(found: Sequence[list[Trace]]) -> list[dict[str, Any]]:
 
 
 def _table(result: dict[str, Any]) -> Iterator[str]:
+    from specscope.app.comparison import range_text
+
     accepted = "".join(f"{'acc/' + name:>13}" for name in ("drafted", "tested", "round"))
     yield f"{'server':32}{'tokens/s':>10}{'speed-up':>10}{'tokens':>8}{'tok/step':>10}{accepted}  text"
     for row in result["servers"]:
@@ -148,6 +160,8 @@ def _table(result: dict[str, Any]) -> Iterator[str]:
         cells += [cell(row["tokens"], ",", 8), cell(row["tokens_per_target_forward"], ".2f", 10)]
         cells += [cell(row[name], ".0%", 13) for name in ("acceptance_rate", "acceptance_rate_tested")]
         same = "identical" if row["equal_to_first"] else "differs"
+        if range_text(row):
+            same += f" · {range_text(row)} by {row['speedup_from']}"
         why = f" · no speed-up: {row['not_comparable']}" if row["not_comparable"] else ""
         yield f"{row['server']:32}{''.join(cells)}{cell(row['accepted_per_round'], '.2f', 13)}  {same}{why}"
     for row in result["servers"]:

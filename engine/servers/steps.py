@@ -272,7 +272,11 @@ def chances_of(logprobs: dict[str, Any]) -> list[tuple[str, float | None]]:
         rows = [(_text(_object(one), "token"), _object(one).get("logprob")) for one in content]
     else:
         rows = list(
-            zip(map(_words, _list(logprobs.get("tokens"))), _list(logprobs.get("token_logprobs")), strict=False)
+            zip(
+                map(_words, _list(logprobs.get("tokens"))),
+                _list(logprobs.get("token_logprobs")),
+                strict=False,
+            )
         )
     return [(text, _chance(value)) for text, value in rows]
 
