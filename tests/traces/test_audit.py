@@ -9,7 +9,10 @@ from time import perf_counter
 
 import pytest
 
+import specscope
+from specscope.engine.trace.appended import Memory
 from specscope.engine.trace.events import Decision
+from specscope.engine.trace.jsonl import from_json
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.audit import ALPHA, TILTS, Part, Test, audit
@@ -149,6 +152,23 @@ def test_typical_acceptance_must_keep_what_is_above_epsilon():
     assert sentence(replace(run, decisions=wrong)).endswith(
         "typical acceptance, or used other p and q than the recorded ones."
     )
+
+
+def test_a_loop_that_cuts_its_output_hides_rejections_and_is_not_told():
+    """Short outputs of a sound loop, each cut by its length: a cut test shows acceptances only."""
+
+    def recorded(seed: int) -> Trace:
+        dice, memory, left = random.Random(seed), Memory(), 10
+        with specscope.record(memory, rule="ratio", sampling={"temperature": 0.8}) as rec:
+            while left:
+                accepted = next(i for i in range(5) if i == 4 or dice.random() > 0.8)
+                emitted = [*[7] * accepted, 9][:left]
+                left -= len(emitted)
+                reason = "" if left else "length"
+                rec.round([7] * 4, accepted, emitted, p=[0.4] * 4, q=[0.5] * 4, reason=reason)
+        return Trace.of(from_json(line.decode()) for line in bytes(memory.content).split(b"\n") if line)
+
+    assert sentence(*map(recorded, range(1500))) == ""
 
 
 SILENT = {
