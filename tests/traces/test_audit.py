@@ -15,6 +15,7 @@ from specscope.engine.trace.events import Decision
 from specscope.engine.trace.jsonl import from_json
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
+from specscope.traces import audit as auditing
 from specscope.traces.audit import ALPHA, TILTS, Part, Test, audit
 from specscope.traces.health import health
 from specscope.traces.imported import origin
@@ -260,6 +261,14 @@ def test_the_audit_of_a_million_drafts_takes_seconds():
     start = perf_counter()
     assert sentence(run_of(*tests)) == ""
     assert perf_counter() - start < 20
+
+
+def test_a_document_has_one_audit_of_a_run(monkeypatch):
+    calls, tests = list[int](), auditing.tests_of
+    monkeypatch.setattr(auditing, "tests_of", lambda t: calls.append(1) or tests(t))
+    run = shown(run_of(*[(0.9, 0.3, False)] * 60))
+    assert run["verdict"]["health"].startswith(run["audit"]["sentence"]) != ""
+    assert calls == [1]
 
 
 def test_the_view_has_the_audit_without_prompts():
