@@ -135,8 +135,8 @@ def _figures(found: Sequence[list[Trace]], repeat: int) -> list[dict[str, Any]]:
         k = i if compared.baseline is None else compared.baseline
         plain = None if compared.baseline is None else rows[k]["tokens_per_second"]
         mine = rows[i]["tokens_per_second"]
-        first = (dict(enumerate(passes[n][0])) for n in (i, k))
-        doubt = doubt_of(*first, (speeds[i], speeds[k])) if k != i else None
+        first, other = (dict(enumerate(passes[n][0])) for n in (i, k))
+        doubt = doubt_of(first, other, (speeds[i], speeds[k])) if k != i else None
         rows[i] |= {
             "runs": [trace.header.run_id for trace in found[i]],
             "speedup": mine / plain if mine and plain else None,

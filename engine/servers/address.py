@@ -142,6 +142,7 @@ class Stream:
         """
         with self._call as call:
             response, data, ended = call.send("POST", self._path, self._body), b"", False
+            now = perf_counter_ns()
             if "text/event-stream" not in response.getheader("content-type", "").lower():
                 raise call.error(f"sent no stream for {self._path}, but {call.words(call.body(response))}")
             for line in call.lines(response):

@@ -310,7 +310,7 @@ def _words(value: Any) -> str:
 
 
 def _text_of(choice: dict[str, Any]) -> str:
-    """Return the text that a choice adds to the thoughts, which have two names, or to the answer."""
+    """Return the text that a choice adds to the thoughts, which have two names, or the answer."""
     delta = _object(choice.get("delta"))
     thought = _words(delta.get("reasoning_content")) or _words(delta.get("reasoning"))
     return thought + (_words(delta.get("content")) or _words(choice.get("text")))
