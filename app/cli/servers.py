@@ -64,7 +64,7 @@ def compare(args: argparse.Namespace) -> int:
         "group": group,
         "servers": [
             {**figures, "server": server.found.title}
-            for server, figures in zip(servers, _figures(found), strict=True)
+            for server, figures in zip(servers, _figures(found, args.repeat), strict=True)
         ],
     }
     return common.answer(args, result, _lines(result))
@@ -121,18 +121,28 @@ class _Named:
         return self._server.run(*prompts, **given)
 
 
-def _figures(found: Sequence[list[Trace]]) -> list[dict[str, Any]]:
-    """Return the figures of each server over all its runs."""
+def _figures(found: Sequence[list[Trace]], repeat: int) -> list[dict[str, Any]]:
+    """Return the figures of each server over all its runs; the range is that of its passes."""
+    from specscope.app.experiments.doubt import doubt_of
     from specscope.app.experiments.figures import pooled, texts_of
     from specscope.traces.comparable import comparisons
 
     rows = [pooled(traces) for traces in found]
+    parts = len(found[0]) // repeat
+    passes = [[traces[k : k + parts] for k in range(0, len(traces), parts)] for traces in found]
+    speeds = [[pooled(runs)["tokens_per_second"] or 0.0 for runs in mine] for mine in passes]
     for i, compared in enumerate(comparisons(found)):
-        plain = None if compared.baseline is None else rows[compared.baseline]["tokens_per_second"]
+        k = i if compared.baseline is None else compared.baseline
+        plain = None if compared.baseline is None else rows[k]["tokens_per_second"]
         mine = rows[i]["tokens_per_second"]
+        first, other = (dict(enumerate(passes[n][0])) for n in (i, k))
+        doubt = doubt_of(first, other, (speeds[i], speeds[k])) if k != i else None
         rows[i] |= {
             "runs": [trace.header.run_id for trace in found[i]],
             "speedup": mine / plain if mine and plain else None,
+            "speedup_low": doubt and doubt.low,
+            "speedup_high": doubt and doubt.high,
+            "speedup_from": doubt and doubt.source,
             "not_comparable": compared.reason or None,
             "equal_to_first": texts_of(found[i]) == texts_of(found[0]),
             "notes": [note for trace in found[i] for note in trace.header.environment[SERVER]["notes"]],
@@ -141,7 +151,7 @@ def _figures(found: Sequence[list[Trace]]) -> list[dict[str, Any]]:
 
 
 def _lines(result: dict[str, Any]) -> Iterator[str]:
-    from specscope.app.experiments.compare import ACCEPTED, SPEEDS
+    from specscope.app.experiments.compare import ACCEPTED, SPEEDS, range_text
     from specscope.app.experiments.table import Column, Table
 
     columns = [Column("server", "server", width=-32), *SPEEDS]
@@ -153,6 +163,8 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
     rows = list[dict[str, Any]]()
     for row in result["servers"]:
         same = "identical" if row["equal_to_first"] else "differs"
+        if range_text(row):
+            same += f" · {range_text(row)} by {row['speedup_from']}"
         why = f" · no speed-up: {row['not_comparable']}" if row["not_comparable"] else ""
         rows.append({**row, "text": f"  {same}{why}"})
     yield from Table(columns, rows).lines()

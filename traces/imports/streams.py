@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specscope.engine.files import parse_json
 from specscope.engine.servers.checks import unknown
 from specscope.engine.servers.recording import trace_of
-from specscope.engine.servers.steps import Answered, LlamaReader, Reader, Step, Told, VllmReader
+from specscope.engine.servers.steps import (
+    UNCOUNTED,
+    Answered,
+    LlamaReader,
+    Reader,
+    Step,
+    Told,
+    VllmReader,
+)
 from specscope.engine.trace.events import Device, Header
 from specscope.engine.trace.ranges import NO_TOKEN
 from specscope.traces.imported import Imported, with_unknown
@@ -23,11 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from specscope.engine.trace.trace import Trace
-
-UNCOUNTED = (
-    "The stream has no counts: vLLM sends them with --per-request-spec-decode-metrics, but not after a stop string, "
-    "for n > 1 and where the stream is cut"
-)
 
 
 class Event(NamedTuple):
