@@ -20,7 +20,6 @@ from specscope.engine.cluster.calls import Plain, settled
 from specscope.engine.cluster.execution import Execution, Listener, Recording, Request
 from specscope.engine.cluster.measurements import Measurements, learn, scaled
 from specscope.engine.cluster.placement import Placement, RunWorkers
-from specscope.engine.cluster.pool import check_apart, situation_of
 from specscope.engine.cluster.probing import CONTEXT, NEW_TOKENS
 from specscope.engine.cluster.prompts import Prompt, encode, ids_of, shown
 from specscope.engine.cluster.ray_devices import aligned_clocks
@@ -57,7 +56,7 @@ class Cluster:
         self._pieces = Detokenizer(pair.tokenizer)
         self._busy = threading.Lock()
         self._numbers = count(1)
-        self._c = placement.c
+        self._c = placement.pool.c
         self._plans = plans
         self._measurements = Measurements(pair, placement)
 
@@ -100,12 +99,12 @@ class Cluster:
     def situation(self) -> Situation:
         """The facts about this cluster that the methods' plans use; it plans no drafts."""
         place = self.placement
-        facts = (place.pool, self.context, place.depth, lambda: self.c, self.stages)
-        return situation_of(*facts, lambda kind: self.head(kind).levels)
+        facts = self.context, place.depth, lambda: self.c, place.stages
+        return place.pool.situation(*facts, lambda kind: self.head(kind).levels)
 
     def head(self, kind: str) -> HeadFile:
         """Return the drafting head of a kind that fits the target (see `Heads`)."""
-        if not self.placement.states:
+        if self.placement.pool.options.tokens != "pair":
             raise UsageError(
                 f"a drafting head reads the target's hidden states; tokens that are {self.placement.details['tokens']} have none: "
                 "leave tokens at pair"
@@ -217,11 +216,11 @@ class Cluster:
     def _under_load(self, method: str, layout: Layout, load: Load, prompts: int) -> Layout:
         layout = under_load(method, layout, load, prompts)
         if load.policy == MINEDRAFT:
-            check_apart(self.placement.pool, layout, load.policy)
+            self.placement.pool.check_apart(layout, load.policy)
         return layout
 
     def _costs(self, cancel: threading.Event, measuring: Callable[[], None]) -> Costs | None:
-        known = self.placement.costs
+        known = self.placement.pool.costs
         return known() if known else self._measurements.costs(cancel, measuring)
 
     def _with_eos(self, limits: Limits) -> Limits:

@@ -9,12 +9,12 @@ import specscope
 from specscope import Load
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster import measurements
-from specscope.engine.cluster.costs import ROWS, profile_costs
-from specscope.engine.cluster.local_devices import LocalDevices
+from specscope.engine.cluster.local_devices import Machine, local_devices
 from specscope.engine.cluster.measurements import FEWEST, KEPT, learn, scaled
 from specscope.engine.cluster.options import Options
 from specscope.engine.cluster.placement import Placement
 from specscope.engine.cluster.probing import CONTEXT, MANY_ROWS
+from specscope.engine.cluster.profile_devices import ROWS, profile_costs
 from specscope.engine.drafting.planner import Plan
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Layout, Separate
@@ -137,22 +137,23 @@ def test_the_last_runs_are_kept_and_a_broken_file_counts_as_none(path):
         assert scaled(path, PLAN, "speculative", VERIFY, greedy=True) == PLAN, broken
 
 
-class _Cores(LocalDevices):
+class _Cores(Machine):
     """Twelve cores, with models that take no time to load."""
 
-    def start_worker(self, assignment):
+    def start(self, assignment):
         with scripted_cluster(lambda path: 5, lambda path: 5) as cluster:
-            return cluster.placement.pool.start_worker(assignment)
+            return cluster.placement.pool.site.start(assignment)
 
     def loader(self, model, assignment):
         with scripted_cluster(lambda path: 5, lambda path: 5) as cluster:
-            return cluster.placement.pool.loader(model, assignment)
+            return cluster.placement.pool.site.loader(model, assignment)
 
 
 def test_a_pool_is_listed_with_the_drafter_first_and_then_as_people_count():
     cores = tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in range(12))
-    pool = _Cores(Pair.find("bundled"), Options(), cores)
-    place = Placement("local-process", pool, Layout())
+    pair = Pair.find("bundled")
+    pool = replace(local_devices(pair, Options(), cores), site=_Cores(pair, Options(), cores))
+    place = Placement(pool, Layout())
     workers = place.workers_for(Layout(Separate(targets=11)))
     assert [(d.name, d.role) for d in workers.devices] == [
         ("cpu:0", "drafter"),

@@ -13,7 +13,7 @@ from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.sizes import Size
 from specscope.engine.cluster.fit import fit, layer_spans, split_by_memory
-from specscope.engine.cluster.local_devices import LocalDevices, base_layout, devices_of
+from specscope.engine.cluster.local_devices import devices_of, local_devices
 from specscope.engine.cluster.memory import Memory
 from specscope.engine.cluster.options import Options
 from specscope.engine.cluster.placement import Placement
@@ -56,12 +56,12 @@ def gpus(free, dtype="float32"):
     """Return the bundled pair on stand-ins for GPUs with these free bytes."""
     devices, by_name = GPUS[: len(free)], dict(zip((gpu.name for gpu in GPUS), free, strict=False))
     memory = Memory(measure=lambda device: by_name[device.name])
-    return LocalDevices(Pair.find("bundled"), Options(dtype=dtype), devices, memory=memory)
+    return local_devices(Pair.find("bundled"), Options(dtype=dtype), devices, memory=memory)
 
 
 def placed(pool, tokens=100):
     pool = split_by_memory(pool, tokens)
-    assigned = pool.assign(base_layout(pool.pair))
+    assigned = pool.assign(pool.base)
     return {model: [d.name for d in each[0].devices] for model, each in assigned.items()}, pool.spans
 
 
@@ -220,8 +220,8 @@ def untied(tmp_path_factory):
 
 def opened(pair, spans, heads=()):
     """Open a pair on two threads, with its target split into these layers."""
-    pool = LocalDevices(pair, Options("local-thread"), devices_of("cpu")[:2], spans)
-    return specscope.Cluster(pair, Placement("local-thread", pool, base_layout(pair)), heads)
+    pool = local_devices(pair, Options("local-thread"), devices_of("cpu")[:2], spans)
+    return specscope.Cluster(pair, Placement(pool), heads)
 
 
 @pytest.mark.parametrize("method", ["eagle", "hydra"])

@@ -137,7 +137,8 @@ def test_after_a_stopped_run_all_members_cache_the_same_rows(cluster, method, co
 )  # fmt: skip
 def test_too_many_stages_or_devices_are_refused(cluster, monkeypatch, devices, method, config, message):
     pool = cluster.placement.pool
-    monkeypatch.setattr(cluster.placement, "pool", replace(pool, devices=pool.devices[:devices]))
+    site = replace(pool.site, devices=pool.devices[:devices])
+    monkeypatch.setattr(cluster.placement, "pool", replace(pool, site=site))
     with pytest.raises(UsageError, match=message):
         cluster.run(method, PROMPT, config=config, limits=Limits(4))
 
