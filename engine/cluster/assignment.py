@@ -126,11 +126,15 @@ def names_on_workers(
 ) -> dict[str, tuple[str, ...]]:
     """Return worker's name -> the names of the models, or their parts, on it."""
     names: dict[str, tuple[str, ...]] = {}
-    for model, assignment in models_on(assigned, drafters):
-        for member in range(len(assignment.members)):
-            part = ModelPart(model, assignment, member)
-            names[part.place.name] = (*names.get(part.place.name, ()), part.name)
+    for part in parts_on(assigned, drafters):
+        names[part.place.name] = (*names.get(part.place.name, ()), part.name)
     return names
+
+
+def parts_on(assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str]) -> list[ModelPart]:
+    """Return the models of a layout, split ones part by part; `drafters` are names."""
+    models = models_on(assigned, drafters)
+    return [ModelPart(model, each, i) for model, each in models for i in range(len(each.members))]
 
 
 def labelled_devices(

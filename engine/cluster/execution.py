@@ -49,15 +49,15 @@ class Request:
 
     method: Method
     cfg: Any
-    layout: Layout
-    head: HeadFile | None
     prompts: tuple[Prompt, ...]
     ids: tuple[tuple[int, ...], ...]
     sampling: Sampling
     limits: Limits
-    group: str
+    group: str = ""
     plan: Plan | None = None
     load: Load | None = None
+    layout: Layout = field(default_factory=Layout)
+    head: HeadFile | None = None
     costs: Costs | None = None
     """Times of forwards, where the load's policy chooses draft lengths."""
     open: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from specscope.engine.checkpoints.progress import megabytes
 from specscope.engine.checkpoints.sizes import Size, layer_sizes, model_size, shape_of
-from specscope.engine.cluster.assignment import ModelPart
+from specscope.engine.cluster.assignment import drafter_names, parts_on
 from specscope.engine.cluster.local_devices import local_devices
 from specscope.engine.cluster.memory import KV_TOKENS, Part, advice
 from specscope.engine.cluster.pool import Pool
@@ -23,7 +23,6 @@ from specscope.engine.heads.find import HeadFile, Heads
 from specscope.engine.heads.kinds import KINDS
 from specscope.engine.layout import Layout
 from specscope.engine.methods import METHODS, Method, Situation
-from specscope.engine.types import drafter_key
 
 
 def split_by_memory(pool: Pool, tokens: int = KV_TOKENS) -> Pool:
@@ -198,9 +197,8 @@ def fit(pool: Pool, named_heads: tuple[Path, ...] = ()) -> Fit:
 
 def _parts(pool: Pool, layout: Layout) -> list[Part]:
     assigned = pool.assign(layout)
-    drafters = [(drafter_key(i), each) for i, each in enumerate(assigned.get("drafter", ()))]
-    named = [*drafters, *(("target", each) for each in assigned["target"])]
-    return [pool.part(ModelPart(name, a, i)) for name, a in named for i in range(len(a.members))]
+    drafters = drafter_names(layout, len(assigned.get("drafter", ())), None)
+    return pool.parts(parts_on(assigned, drafters))
 
 
 def _uses(pool: Pool, parts: Iterable[Part]) -> list[Use]:

@@ -17,8 +17,8 @@ from specscope.engine.cluster.assignment import (
     head_name,
     head_place,
     labelled_devices,
-    models_on,
     names_on_workers,
+    parts_on,
 )
 from specscope.engine.cluster.memory import Part, RunSize, check_caches
 from specscope.engine.cluster.pool import Pool
@@ -172,9 +172,9 @@ class Placement:
     def _missing(
         self, assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str], head: HeadFile | None
     ) -> list[ModelPart]:
-        models = [(m, a) for m, a in models_on(assigned, drafters) if head is None or m not in drafters]
-        parts = [ModelPart(m, a, i) for m, a in models for i in range(len(a.members))]
-        return [part for part in parts if (part.name, part.place.name) not in self._facts]
+        parts = parts_on(assigned, drafters)
+        loaded = [part for part in parts if head is None or part.model not in drafters]
+        return [part for part in loaded if (part.name, part.place.name) not in self._facts]
 
     def _load(
         self,
