@@ -18,7 +18,6 @@ from specscope.engine.cluster.memory import Memory
 from specscope.engine.cluster.options import Options
 from specscope.engine.cluster.placement import Placement
 from specscope.engine.errors import ModelError, UsageError
-from specscope.engine.layout import Colocated, Layout, Pipelined, Separate
 from specscope.engine.run.serving import Load
 from specscope.engine.trace.events import Device
 from specscope.engine.types import Limits, Sampling
@@ -102,25 +101,6 @@ def test_too_little_memory_on_all_devices_is_refused_with_what_would_fit(free, m
         placed(gpus([size * MB for size in free]))
     devices, spans = placed(gpus([30 * MB, 20 * MB], dtype="bfloat16"))
     assert (devices, spans) == ({"drafter": ["cuda:1"], "target": ["cuda:0"]}, ())
-
-
-@pytest.mark.parametrize(
-    ("layout", "message"),
-    [
-        (Layout(Colocated()), "a co-located placement has one"),
-        (Layout(Pipelined(3)), "stages is 3; memory has split the target over 2 devices"),
-        (Layout(Separate(targets=2)), r"2 target server\(s\) and 1 drafter\(s\) need 5 devices"),
-        (Layout(Pipelined(2)), None),
-    ],
-)
-def test_what_cannot_run_on_a_split_target_is_refused(layout, message):
-    pool = split_by_memory(gpus([40 * MB, 30 * MB, 30 * MB]), 100)
-    assert (pool.servers(1), replace(pool, spans=()).servers(1)) == (1, 2)
-    if message is None:
-        assert [a.name for a in pool.assign(layout)["drafter"]] == ["cuda:2", "cuda:1"]
-        return
-    with pytest.raises(UsageError, match=message):
-        pool.assign(layout)
 
 
 def names(path, span):

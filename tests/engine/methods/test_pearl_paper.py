@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 import specscope
-from specscope.engine.errors import UsageError
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.metrics import measure
-from tests.engine.worker.harness import Flat, Rack, scripted_cluster
+from tests.engine.worker.harness import Flat, scripted_cluster
 
 TABLE_9 = {
     "": "Great , I ’ m",
@@ -211,32 +208,6 @@ def test_a_pipeline_gives_the_trace_rows_of_separate_devices(config, drafter):
 
 
 # Settings.
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "asked", "expected"),
-    [
-        ((2, 4, 80), 0, 2),
-        ((3, 4, 80), 0, 3),
-        ((3, 4, 80), 4, 4),
-        ((3, 4, 80), 5, "stages is 5; it must be at least 2 and at most 4: there are 4 devices, and the target has 80 layers"),
-        ((2, 12, 8), 9, "stages is 9; it must be at least 2 and at most 8: there are 12 devices, and the target has 8 layers"),
-        ((2, 1, 0), 0, "a pipeline takes at least 2 devices and 2 layers; there are 1 devices: choose another placement"),
-        ((2, 3, 0), 1, "stages is 1; it must be at least 2 and at most 3: there are 3 devices"),
-    ],
-)  # fmt: skip
-def test_stages_out_of_range_are_refused_with_value_and_range(monkeypatch, pipeline, asked, expected):
-    with scripted_cluster(right, right) as cluster:
-        target, devices, layers = pipeline
-        place = cluster.placement
-        monkeypatch.setattr(Rack, "devices", place.pool.devices[:devices])
-        monkeypatch.setattr(place, "pool", replace(place.pool, target=target, layers=layers))
-        if isinstance(expected, int):
-            assert cluster.stages(asked) == expected
-            return
-        with pytest.raises(UsageError) as caught:
-            cluster.stages(asked)
-        assert str(caught.value) == expected
 
 
 def test_q_of_sampled_drafts_comes_from_both_ends():
