@@ -93,14 +93,6 @@ class Placement:
         return list(self._workers.values())
 
     @property
-    def depth(self) -> int:
-        """Layers of the drafter; 0 if there is no drafter or it has no layers.
-
-        In a virtual run, the smaller of the layers computed and the layers timed.
-        """
-        return min(filter(None, (self._loaded("drafter"), self.pool.depth)), default=0)
-
-    @property
     def clock_errors(self) -> dict[str, int]:
         """Most nanoseconds by which times of each device are wrong, by its name."""
         errors = dict[str, int]()
@@ -109,10 +101,8 @@ class Placement:
                 errors[device.name] = max(facts.clock_error, errors.get(device.name, 0))
         return errors
 
-    def stages(self, asked: int) -> int:
-        return self.pool.stages(asked, self._loaded("target"))
-
-    def _loaded(self, model: str) -> int:
+    def layers(self, model: str) -> int:
+        """Return the layers of a loaded model; 0 if it is not loaded or has none."""
         return next((facts.depth for (name, _), facts in self._facts.items() if name == model), 0)
 
     def workers_for(self, layout: Layout, head: HeadFile | None = None) -> RunWorkers:

@@ -157,16 +157,19 @@ class Pool:
     def situation(
         self,
         context: int,
-        depth: int,
+        loaded: int,
         c: Callable[[], float],
         stages: Callable[[int], int],
         head_levels: Callable[[str], int],
     ) -> Situation:
-        """Return the facts that the methods' plans use; it plans no drafts."""
+        """Return the facts that the methods' plans use; it plans no drafts.
+
+        `loaded`: layers of the loaded drafter. A profile may time fewer.
+        """
         servers = tuple(map(self.servers, range(max(self.drafters, MOST_DRAFTERS) + 1)))
         return Situation(
             context=context,
-            depth=depth,
+            depth=min(filter(None, (loaded, self.depth)), default=0),
             devices=self.ranks,
             drafters=self.drafters,
             servers=servers,

@@ -92,14 +92,13 @@ class Cluster:
 
     def stages(self, asked: int) -> int:
         """Return how many devices a target's layers are split over: `asked`; by default for 0."""
-        return self.placement.stages(asked)
+        return self.placement.pool.stages(asked, self.placement.layers("target"))
 
     @property
     def situation(self) -> Situation:
         """The facts about this cluster that the methods' plans use; it plans no drafts."""
-        place = self.placement
-        facts = self.context, place.depth, lambda: self.c, place.stages
-        return place.pool.situation(*facts, lambda kind: self.head(kind).levels)
+        facts = self.context, self.placement.layers("drafter"), lambda: self.c, self.stages
+        return self.placement.pool.situation(*facts, lambda kind: self.head(kind).levels)
 
     def head(self, kind: str) -> HeadFile:
         """Return the drafting head of a kind that fits the target (see `Heads`)."""
