@@ -28,11 +28,11 @@ import numpy as np
 from specscope.engine.errors import WorkerDied
 from specscope.engine.hangs import EVERY_S
 from specscope.engine.runtimes.forks import Forked, prepare, start_process, worker_environment
-from specscope.engine.runtimes.pump import Pump
 from specscope.engine.runtimes.watchdog import Owed, Watchdog
 from specscope.engine.trace.events import Device
 from specscope.engine.types import Prefix
 from specscope.engine.worker.jobs import Drop, Job, Link, Reply
+from specscope.engine.worker.worker import Pump
 
 
 @dataclass(frozen=True, slots=True)

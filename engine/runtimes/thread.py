@@ -9,10 +9,10 @@ from queue import SimpleQueue
 
 import torch
 
-from specscope.engine.runtimes.pump import Pump
 from specscope.engine.trace.events import Device
 from specscope.engine.worker.host import Host
 from specscope.engine.worker.jobs import CONTROL, Drop, Job
+from specscope.engine.worker.worker import Pump
 
 
 class ThreadWorker(Pump):

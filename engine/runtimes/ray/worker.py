@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, TypeAlias
 from specscope.engine.environment import release
 from specscope.engine.errors import SpecScopeError, WorkerDied, one_line
 from specscope.engine.runtimes.process import Setup
-from specscope.engine.runtimes.pump import Pump
 from specscope.engine.worker.jobs import (
     CONTROL,
     Connect,
@@ -40,6 +39,7 @@ from specscope.engine.worker.jobs import (
     Reply,
     Score,
 )
+from specscope.engine.worker.worker import Pump
 
 CONNECT_S = 2.0
 START_S = 120.0

@@ -3,6 +3,7 @@
 import pytest
 
 from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.assignment import labelled_devices
 from specscope.engine.cluster.local_devices import local_devices
 from specscope.engine.cluster.options import Options
 from specscope.engine.cluster.profile_devices import profile_devices
@@ -129,3 +130,9 @@ def test_a_target_has_two_stages_or_its_gpus_by_default_and_no_more_than_devices
 def test_servers_and_ranks_are_what_the_widths_leave(pool, servers, ranks):
     assert [pool.servers(drafters) for drafters in range(3)] == servers
     assert pool.ranks == ranks
+
+
+def test_devices_are_listed_with_the_drafter_first_and_then_as_people_count():
+    listed = labelled_devices(cores(12).assign(Layout(Separate(11))), ["drafter"])
+    targets = [(f"cpu:{i}", "target") for i in range(1, 12)]
+    assert [(device.name, device.role) for device in listed] == [("cpu:0", "drafter"), *targets]

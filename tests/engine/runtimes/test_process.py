@@ -139,7 +139,7 @@ def refuse(text):
 
 def test_a_wait_that_ctrl_c_ended_leaves_the_next_reply_to_its_job(worker):
     worker.prepare(Load("target", partial(refuse, "one")))  # nobody waits for it any more
-    with pytest.raises(SpecScopeError, match="^two$"):
+    with pytest.raises(SpecScopeError, match=r"^two$"):
         worker.prepare(Load("target", partial(refuse, "two")))()
 
 
