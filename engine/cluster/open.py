@@ -21,20 +21,18 @@ from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.progress import Report
 from specscope.engine.checkpoints.sizes import shape_of
 from specscope.engine.checkpoints.sources import is_short_name, resolve, resolve_config, resolve_local
-from specscope.engine.cluster.costs import profile_costs
 from specscope.engine.cluster.fit import split_by_memory
-from specscope.engine.cluster.local_devices import LocalDevices, base_layout, devices_of
+from specscope.engine.cluster.local_devices import devices_of, local_devices
 from specscope.engine.cluster.memory import KV_TOKENS, Memory, parse_limits
 from specscope.engine.cluster.options import Options, usual_runtime
 from specscope.engine.cluster.placement import Placement
+from specscope.engine.cluster.pool import Pool
 from specscope.engine.cluster.probing import is_toy
-from specscope.engine.cluster.profile_devices import ProfileDevices, tokens_of
+from specscope.engine.cluster.profile_devices import profile_devices
 from specscope.engine.cluster.ray_cluster import RayCluster
-from specscope.engine.cluster.ray_devices import RESOURCES, RayDevices
+from specscope.engine.cluster.ray_devices import RESOURCES, ray_devices
 from specscope.engine.cluster.session import Cluster
 from specscope.engine.errors import UsageError, named_arguments
-from specscope.engine.layout import Layout, Separate
-from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.simulate.oracle import Source
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.trace.events import Device
@@ -120,7 +118,7 @@ def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
     chosen = find_pair(pair, target, drafter, progress=progress, cancel=cancel, download=download)
     options = _with_eager_experts(chosen, options)
     plans = profile is None and (not is_toy(chosen.target_path) if plans is None else plans)
-    return Cluster(chosen, _place(chosen, options), tuple(map(Path, _several(head))), plans=plans)
+    return Cluster(chosen, Placement(_pool(chosen, options)), tuple(map(Path, _several(head))), plans=plans)
 
 
 def find_pair(
@@ -160,22 +158,19 @@ def _several(places: Places) -> list[str]:
     return names
 
 
-def _place(pair: Pair, options: Options) -> Placement:
+def _pool(pair: Pair, options: Options) -> Pool:
     match options.runtime:
         case "virtual":
-            return _on_profile(pair, options)
+            return profile_devices(pair, options)
         case "ray":
-            return _on_ray(pair, options)
+            return _ray_pool(pair, options)
         case _:
-            pool = local_pool(pair, options)
-            stages = {"stages": [len(span) for span in pool.spans]} if pool.spans else {}
-            details = pool.options.facts(pool.devices[0]) | stages
-            return Placement(options.runtime, pool, base_layout(pair), details=details)
+            return local_pool(pair, options)
 
 
 def local_pool(
     pair: Pair, options: Options, tokens: int = KV_TOKENS, devices: tuple[Device, ...] = ()
-) -> LocalDevices:
+) -> Pool:
     """Return this machine as a device pool, its target split by layers if it fits on no device.
 
     Keys and values of `tokens` tokens must fit as well. A plan gives `devices` in place of this
@@ -188,13 +183,13 @@ def local_pool(
     devices = devices or devices_of(options.device)
     options.check_devices(len(devices), drafter=pair.drafter_path is not None)
     limits = Memory(parse_limits(options.memory, devices)) if options.memory else Memory()
-    pool = split_by_memory(LocalDevices(pair, options, devices, memory=limits), tokens)
+    pool = split_by_memory(local_devices(pair, options, devices, memory=limits), tokens)
     if pool.spans and options.forward == "static":
         raise UsageError(
             f"the target is split by layers over {len(pool.spans)} devices, and a split target has eager forwards "
             "only; leave forward static out"
         )
-    return replace(pool, options=replace(options, forward="eager")) if pool.spans else pool
+    return pool
 
 
 def _with_eager_experts(pair: Pair, options: Options) -> Options:
@@ -212,33 +207,12 @@ def _with_eager_experts(pair: Pair, options: Options) -> Options:
     return replace(options, forward="eager")
 
 
-def _on_profile(pair: Pair, options: Options) -> Placement:
-    profile = options.profile if isinstance(options.profile, Profile) else Profile.load(str(options.profile))
-    latency = profile.latency(options.profile_pair)
-    loaders, source = tokens_of(pair, options.tokens)
-    drafts = "drafter" in loaders and latency.drafter is not None
-    return Placement(
-        "virtual",
-        ProfileDevices(profile, latency, loaders),
-        Layout(Separate(drafters=int(drafts), turns=True)),
-        VirtualLoop,
-        profile.name,
-        latency.c,
-        partial(profile_costs, latency),
-        {"tokens": source, "profile_pair": latency.pair},
-        states=options.tokens == "pair",
-    )
-
-
-def _on_ray(pair: Pair, options: Options) -> Placement:
+def _ray_pool(pair: Pair, options: Options) -> Pool:
     if options.device not in RESOURCES:
         raise UsageError(f"there is no device {options.device!r}; choose auto, cpu or cuda")
     cluster = RayCluster(options.address, len(devices_of("cpu")))
     try:
-        pool = RayDevices(pair, cluster, options)
-        pool.check_ways()
+        return ray_devices(pair, cluster, options)
     except BaseException:
         cluster.close()
         raise
-    details = options.facts(pool.devices[0]) | {"nodes": pool.nodes}
-    return Placement("ray", pool, base_layout(pair), details=details, finish=cluster.close)

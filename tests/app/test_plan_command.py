@@ -11,7 +11,7 @@ import pytest
 from specscope.engine.checkpoints.catalog import PAIRS
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster.fit import fit
-from specscope.engine.cluster.local_devices import LocalDevices
+from specscope.engine.cluster.local_devices import local_devices
 from specscope.engine.cluster.memory import Memory
 from specscope.engine.cluster.options import Options
 from specscope.engine.methods import METHODS
@@ -72,7 +72,7 @@ def test_a_head_takes_memory_of_the_targets_last_device_only(tmp_path):
 
     def reason(*free: int) -> str:
         limits = {core.name: size for core, size in zip(cores, free, strict=True)}
-        pool = LocalDevices(pair, Options("local-thread"), cores, spans, Memory(limits))
+        pool = local_devices(pair, Options("local-thread"), cores, spans, Memory(limits))
         return fit(pool).methods["medusa"]
 
     first, last, head = 25_300_000, 30_400_000, 2_200_000
