@@ -58,15 +58,15 @@ def work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 
 class EagleLayer(nn.Module):
     """The layer, with K masks in ParallelSpec."""
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: HeadConfig, masks: int = 0) -> None:
         super().__init__()
         shape, d = config.layer(), config.hidden_size
-        self.config = config
+        self.config, self.masks = config, masks
         self.fc = nn.Linear(2 * d, d, bias=config.biased)
         self.layers = nn.ModuleList([packed.PackedLayer(shape)])
         self.norm = nn.Identity()
         packed.init_matrices(self)
-        self.mask = packed.mask_vectors(config.masks, d, "embedding", "feature")
+        self.mask = packed.mask_vectors(masks, d, "embedding", "feature")
 
     def inputs(self, numbers: Tensor, embedded: Tensor, features: Tensor) -> tuple[Tensor, None]:
         embedded = modules.replace_masks(numbers, embedded, self.mask.get("embedding"))
@@ -74,7 +74,7 @@ class EagleLayer(nn.Module):
         return self.fc(torch.cat((embedded, features), -1)), None
 
     def learn(self, texts: packed.Texts) -> list[packed.Learned]:
-        return packed.learn_with_masks(self, texts, self.config.masks)
+        return packed.learn_with_masks(self, texts, self.masks)
 
     def draft(self, texts: packed.Texts, frozen: packed.Frozen, count: int) -> Tensor:
         drafts, states = list[Tensor](), list[Tensor]()
@@ -100,7 +100,7 @@ class EagleLayer(nn.Module):
     ) -> Head:
         lm_head, columns = modules.lent_lm_head(target, d2t)
         ends = (target.embedding, lm_head)
-        decoder = modules.decoder_layer(self, self.config.layer(), ends, self.config.masks)
+        decoder = modules.decoder_layer(self, self.config.layer(), ends, self.masks)
         exact, guessed = (work(self.config, level, level - 1) for level in (1, 2))
         return Head(columns, draft, HeadLayer(decoder, exact, guessed), keeps)
 

@@ -26,6 +26,9 @@ def check(config: HeadConfig) -> None:
 class ParallelEagle(eagle.EagleLayer):
     """EAGLE's layer, which drafts over masks."""
 
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config, config.masks)
+
     def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
         return draft_with_masks(self, texts, frozen, count)
 

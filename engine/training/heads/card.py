@@ -19,7 +19,7 @@ from specscope.engine.heads.kinds import KINDS
 from specscope.engine.heads.modules import target_ids
 from specscope.engine.heads.packed import Frozen, Texts
 from specscope.engine.model.shape import ModelShape
-from specscope.engine.training.card import table
+from specscope.engine.training.card import fill, table
 from specscope.engine.training.data import SOURCES
 from specscope.engine.training.heads.features import features_of
 from specscope.engine.training.heads.losses import DraftAcceptance, acceptance
@@ -152,27 +152,14 @@ def _measure(path: Path, target: Path, frozen: Frozen, answers: Sequence[Answers
 
 def render(answers: Sequence[Answers], heads: Sequence[MeasuredHead], notes: Sequence[str] = ()) -> str:
     columns = ("head", "parameters", "file", "steps", "tokens", "minutes", "lambda", "loss", "begun from")
-    parts = [
-        "# Card: drafting heads of this pair",
-        "Written by `specscope train heads` from measurements of these files.",
-        "Each head drafts from the target's final hidden states and shares its embedding and LM head, so a file holds "
-        "only what was trained. The target was not changed.",
-        *notes,
-        "## Training",
-        table(columns, map(_training, heads)),
-        _text_of(heads),
-        "## Acceptance",
-        _acceptance(answers, heads),
-        "\n".join(f"![Curves of {head.kind}]({head.kind}/{PLOT})" for head in heads if head.drawn),
-        "Acceptance rate of token k among the drafts whose earlier tokens were accepted, at T = 0: the most probable "
-        "token at each place, compared with the target's own greedy answers to prompts that were never trained on, from "
-        "every token of an answer on. Tokens per forward: the accepted tokens of one chain and the target's own; a tree "
-        "has more. The drafter is measured alike, but each of its tokens costs a model's forward, a head's at most a layer's.",
-        "## Limits",
-        "Trained for minutes on one shared CPU core, on one target's text, on texts of at most 480 tokens. The heads' "
-        "drafts are at best as good as the target, which is small; they cannot change its text.",
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return fill(
+        "heads",
+        notes,
+        trainings=table(columns, map(_training, heads)),
+        text=_text_of(heads),
+        acceptance=_acceptance(answers, heads),
+        curves="\n".join(f"![Curves of {head.kind}]({head.kind}/{PLOT})" for head in heads if head.drawn),
+    )
 
 
 def _training(head: MeasuredHead) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from specscope.engine.checkpoints.catalog import PAIRS
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import SpecScopeError, UsageError
 from specscope.engine.heads.files import HeadWeights, read_head
-from specscope.engine.training.card import Measured, Sample, Sizes, make_card, render
+from specscope.engine.training.card import Measured, Sizes, make_card, render
 from specscope.engine.training.cli import cancel_on_interrupt
 from specscope.engine.training.data import Encoder, find_sources, is_held_out, read_documents
 from specscope.engine.training.heads.card import chained, make_heads_card, restore
@@ -145,7 +145,7 @@ MEASURED = Measured(
     Cost(Timing(4.0, 3.0), Timing(2.0, 1.0), Timing(6.0, 3.75), 128, 200, 4.5),
     (Loss("math", 2, 100, 400, 200.0, 300.0), Loss("own", 1, 50, 100, 100.0, 150.0)),
     (Acceptance("a", 2, 1, 10, 8, 20, 12.0), Acceptance("b", 1, 0, 30, 15, 10, 3.0)),
-    (Sample("Why?", "a ``` b"),),
+    (("Why?", "a ``` b"),),
 )
 
 
@@ -193,7 +193,7 @@ def test_train_pair_on_the_command_line(options, corpus, tmp_path, capsys):
 
 
 def test_card_of_two_models_on_the_command_line(trained, tmp_path):
-    words = f"card --target {trained / 'target'} --drafter {trained / 'drafter'} --window 100"
+    words = f"card --target {trained / 'target'} --drafter {trained / 'drafter'} --window 256"
     assert train(f"{words} --output {tmp_path / 'card.md'}") == 0
     assert "Not trained by this project's recipe" in (tmp_path / "card.md").read_text(encoding="utf-8")
 
