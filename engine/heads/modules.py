@@ -87,7 +87,7 @@ class Rounded(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        bias: Tensor | None = linear.bias
+        bias: Any = linear.bias
         self.product = Linear(linear.weight.detach(), None if bias is None else bias.detach(), bits=8)
 
     def forward(self, x: Tensor) -> Tensor:
