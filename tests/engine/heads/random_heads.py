@@ -17,7 +17,7 @@ from specscope.engine.heads.modules import offsets
 
 MASKS, HEADS = 4, 5
 ORDER = ("medusa", "eagle", "hydra", "eagle3", "parallelspec_eagle", "parallelspec_medusa")
-"""All kinds. Three times its index seeds a kind's weights; with these seeds some drafts are accepted."""
+"""All kinds. Three times its index is the seed of a kind: some of its drafts are accepted then."""
 
 
 def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = ORDER, **options: object) -> Path:
