@@ -197,6 +197,8 @@ def _with_eager_experts(pair: Pair, options: Options) -> Options:
 
     How many rows an expert has is known on the host only, and a CUDA graph cannot ask it.
     """
+    if options.runtime == "virtual":  # no graph is captured, and the models may not be here
+        return options
     mixtures = [model for model, path in pair.models.items() if shape_of(path).mixture is not None]
     if not mixtures:
         return options

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from math import exp, inf, log, nan
-from time import perf_counter
+from time import process_time
 
 import pytest
 
@@ -258,9 +258,9 @@ def test_runs_that_are_too_small_alone_are_told_together():
 
 def test_the_audit_of_a_million_drafts_takes_seconds():
     tests = list(drawn(200_000, 1))
-    start = perf_counter()
+    start = process_time()
     assert sentence(run_of(*tests)) == ""
-    assert perf_counter() - start < 20
+    assert process_time() - start < 20
 
 
 def test_a_document_has_one_audit_of_a_run(monkeypatch):
