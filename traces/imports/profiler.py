@@ -41,7 +41,7 @@ _BATCH = re.compile(
     rf"_generation_(\d{{1,9}})\((?:sq)?(\d{{1,9}}){_DETAILS}\)"
 )
 _GPU, _HOST = "gpu_user_annotation", "user_annotation"
-_ON_GPU = {_GPU, "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime"}
+_ON_GPU = (_GPU, "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime")  # a file may have a list as category
 """Categories that only a profile of a GPU has."""
 _MODES: dict[str, SpanKind] = {
     "VERIFY": "verify",

@@ -57,14 +57,18 @@ def answer(page: Page, text: str, tokens: int = 24) -> None:
     viewer(page).wait_for()
 
 
-def press_run(page: Page, effect: Locator, seconds: int = 1) -> None:
-    """Press Run until its effect is shown: Gradio drops a press while the last call ends.
+def press_run(page: Page, effect: Locator, seconds: int = 1, *, key: bool = False) -> None:
+    """Press Run, or the `key`s Ctrl+Enter, until the effect is shown.
 
-    Each press moves the focus: a test that looks for the focus afterwards waits for many `seconds`.
+    Gradio drops a press while the last call ends. Each press moves the focus: a test that
+    looks for the focus afterwards waits for many `seconds`.
     """
     for _ in range(PATIENCE // 1000 // (seconds + 1)):
         with suppress(Error):
-            page.locator("#run").click(timeout=1000)
+            if key:
+                page.get_by_role("textbox", name="Prompt", exact=True).press("Control+Enter", timeout=1000)
+            else:
+                page.locator("#run").click(timeout=1000)
         with suppress(Error):
             effect.first.wait_for(state="attached", timeout=seconds * 1000)
             return
