@@ -248,10 +248,10 @@ def insert_rows(
 ) -> None:
     rows: dict[type[Any], list[Any]] = {}
     for event in events:
-        kind = type(event)
         if isinstance(event, Footer):
             connection.execute(update(schema.RUN).where(schema.RUN.c.id == run).values(asdict(event)))
             continue
+        kind = type(event)
         number = numbers[kind] = numbers.get(kind, 0) + 1
         rows.setdefault(kind, []).append(_INSERTS[kind].row(run, number, event))
     for kind, values in rows.items():

@@ -255,12 +255,13 @@ def columns(connection: Connection, run: int, devices: Sequence[str]) -> Columns
     start, end, styles = numbers(connection, _SPAN.c.run == run, _SPAN.c.start, _SPAN.c.end, style)
     (tokens,) = numbers(connection, _TOKEN.c.run == run, _TOKEN.c.time)
     rounds = numbers(connection, _ROUND.c.run == run, _ROUND.c.time, _ROUND.c.drafted, _ROUND.c.accepted)
+    kinds, outcomes = schema.names(_SPAN.c.kind), schema.names(_SPAN.c.outcome)
     spans = list[Spans]()
     for code in np.unique(styles).tolist():
         place: int = code // _CODES**2
         if place < len(devices):
-            name, own = schema.KINDS[code // _CODES % _CODES], styles == code
-            cancelled = schema.SPAN_OUTCOMES[code % _CODES] == "cancelled"
+            name, own = kinds[code // _CODES % _CODES], styles == code
+            cancelled = outcomes[code % _CODES] == "cancelled"
             spans.append(Spans(devices[place], name, cancelled, start[own], end[own]))
     spans.sort(key=lambda s: (s.device, s.kind, not s.cancelled))
     return Columns(spans, tokens, *rounds)

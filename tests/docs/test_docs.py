@@ -46,7 +46,7 @@ MAX_LINES = {
     "CONTRIBUTING.md": 140,
 } | {f"docs/{page}": 250 for page in ("devices.md", *(f"methods/{name}.md" for name in PAGES))}
 MAX_ARCHITECTURE_WORDS = 900
-EVENTS = {kind.tag: kind for kind in (events.Header, *get_args(events.Row), events.Footer)}
+EVENTS = {kind.tag: kind for kind in (events.Header, *events.KINDS, events.Footer)}
 
 
 def section(text: str, title: str, level: str = "##") -> str:
