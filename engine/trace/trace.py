@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +19,7 @@ class Trace(Rows):
     """The header of a run, its rows, and its footer once it has ended."""
 
     header: Header
-    footer: Footer | None = None
+    footer: Footer | None = field(default=None, kw_only=True)
 
     def add(self, event: Row | Footer) -> None:
         if isinstance(event, Footer):

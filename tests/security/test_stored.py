@@ -186,7 +186,7 @@ def many(devices: int, spans: list[Span]) -> Trace:
     header = sample_trace("speculative").header
     roles = ("drafter", "target")
     named = tuple(Device(f"gpu{i}", roles[i % 2], f"GPU {i}", "virtual") for i in range(devices))
-    return Trace(replace(header, devices=named), spans, footer=Footer("done", ("",), ("",), 10**10))
+    return Trace(replace(header, devices=named), spans=spans, footer=Footer("done", ("",), ("",), 10**10))
 
 
 def span(number: int, device: str, start: int, length: int) -> Span:
