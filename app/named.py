@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from specscope.engine.errors import UsageError
@@ -12,6 +14,11 @@ from specscope.engine.types import Sampling
 
 MAX_PASSES = 9
 """Most passes of a comparison."""
+BENCH = Path(__file__).parents[1] / "assets" / "prompts" / "bench.json"
+
+
+def bench_prompts() -> list[str]:
+    return json.loads(BENCH.read_text(encoding="utf-8"))["prompts"]
 
 
 @dataclass(frozen=True, slots=True)

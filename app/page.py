@@ -16,7 +16,8 @@ from specscope.app.service import Service
 from specscope.app.tabs.about import build_about
 from specscope.app.tabs.follow import wanted, wanted_files
 from specscope.app.tabs.history import History, wanted_runs
-from specscope.app.tabs.lab import Lab, LoadTab
+from specscope.app.tabs.lab import Lab
+from specscope.app.tabs.load import LoadTab
 from specscope.app.tabs.playground import Playground
 from specscope.app.tabs.winners import MapPart
 from specscope.app.tabs.wiring import QUIET, Update, build_hidden

@@ -13,21 +13,18 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 from specscope.app.runs import LiveRun, RunRequest
 from specscope.engine.errors import SpecScopeError, UsageError, shown
 from specscope.engine.servers.address import KEY, Address
+from specscope.engine.trace.trace import Trace
 from specscope.traces.database import data_folder
 from specscope.traces.folder import ENDING, Ended, Folder
 from specscope.traces.follow import POLL, Tail, Tally
 from specscope.traces.growing import Counting, Growth, Log, Metrics
 from specscope.traces.store import Store
 from specscope.traces.view.counts import line
-
-if TYPE_CHECKING:
-    from specscope.engine.trace.trace import Trace
-
 
 HEADER = b'{"event":"header"'
 """How a recording begins."""
@@ -229,6 +226,11 @@ class Follower:
         if (found := self._followed.get(name)) is not None:
             found.run.cancel()
 
+    def show(self, name: str, run: str) -> None:
+        """Show the run of another server of a source."""
+        if (found := self._followed.get(name)) is not None and isinstance(found.source, Counting):
+            found.source.chosen = run
+
     def keep(self, name: str) -> str:
         """Store what a file holds so far; return the result as a sentence."""
         with closing(self.recordings.tail(name)) as tail:
@@ -263,14 +265,20 @@ class Follower:
             tail.close()
 
     def _watch(self, run: LiveRun, source: Counting | Folder, tally: Tally) -> None:
-        """Show a run that grows; of a source with several runs, all stored, the newest one."""
+        """Show a run that grows: of several servers the chosen one, of a folder the newest run."""
         try:
-            going, shown = True, None
+            going, shown, traces = True, None, dict[str, Trace]()
             while going:
                 going = not run.stopped.is_set()
                 grown = source.step(last=not going)
                 for one in grown or ():
-                    shown = self._show(run, one, tally) or shown
+                    self._keep(run, one, traces)
+                chosen = source.chosen if isinstance(source, Counting) else ""
+                first = next(iter(traces.values()), None)
+                if (trace := traces.get(chosen, first)) is not None and trace is not shown:
+                    tally.take(trace)
+                    run.settle(replace(trace, footer=None) if trace.windows else trace)
+                    shown = trace
                 run.note = source.note
                 if grown is None:
                     run.stopped.wait(PAUSE)
@@ -282,15 +290,14 @@ class Follower:
         finally:
             source.close()
 
-    def _show(self, run: LiveRun, grown: Growth | Ended, tally: Tally) -> Trace | None:
-        """Show what has grown and return its run; one of counts is shown as one that goes on."""
+    def _keep(self, run: LiveRun, grown: Growth | Ended, traces: dict[str, Trace]) -> None:
+        """Keep the newest trace of each server; of a folder the last one."""
         for row in grown.fresh if isinstance(grown, Growth) else ():
             self.recordings.tell(f"{run.name}: {line(row)}")
-        trace = grown.trace
-        if trace is not None:
-            tally.take(trace)
-            run.settle(replace(trace, footer=None) if trace.windows else trace)
-        return trace
+        if isinstance(grown, Ended) and grown.trace is not None:
+            traces.clear()
+        if grown.trace is not None:
+            traces[grown.trace.header.run_id] = grown.trace
 
     def _end(self, run: LiveRun, tail: Tail) -> None:
         """End a run as its footer says; without one it is incomplete."""

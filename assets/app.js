@@ -259,9 +259,15 @@ window.SpecScopeApp = (() => {
     refresh();
   }
 
-  /** The heading of open runs: their times, and their address. */
-  function heading(element, watch) {
+  /** The heading of open runs: their times, their address, and for a set the button that deletes it. */
+  function heading(element, watch, trigger, [removed]) {
     times(element, watch);
+    element.addEventListener("click", (event) => {
+      const runs = event.target.closest("[data-remove]")?.dataset.remove;
+      if (!runs) return;
+      SpecScopeAddress.go({ tab: "history" });
+      trigger(removed, { runs });
+    });
     new MutationObserver(SpecScopeAddress.compared).observe(element, { childList: true, subtree: true });
     SpecScopeAddress.compared();
   }
@@ -361,12 +367,13 @@ window.SpecScopeApp = (() => {
   }
 
   /** The lines of followed files: their buttons and their address. The panes show the newest text. */
-  function following(element, trigger, watch, [stopped, kept, followed]) {
+  function following(element, trigger, watch, [stopped, kept, followed, chosen]) {
     element.addEventListener("click", (event) => {
-      const { stop, keep, again } = event.target.closest("button")?.dataset ?? {};
+      const { stop, keep, again, show } = event.target.closest("button")?.dataset ?? {};
       if (stop) trigger(stopped, { file: stop });
       if (keep) trigger(kept, { file: keep });
       if (again) trigger(followed, { files: [again] });
+      if (show) trigger(chosen, { file: event.target.closest("[data-file]").dataset.file, run: show });
     });
     watch("value", SpecScopeAddress.compared);
     SpecScopeAddress.compared();

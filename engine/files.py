@@ -41,6 +41,33 @@ def read_bytes(path: Path, limit: int) -> bytes:
     return content
 
 
+def open_growing(path: Path, *, links: bool = True) -> int:
+    """Return the descriptor of a regular file that may grow; -1 if it does not exist.
+
+    UsageError if it cannot be read or is something else, without `links` also for a link.
+    """
+    # O_NONBLOCK: otherwise opening a pipe without a writer waits forever
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        return -1
+    except OSError as error:
+        raise UsageError(f"cannot read {path.name}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UsageError(f"{path.name} is not a regular file; give a file")
+    return descriptor
+
+
+def read_growing(path: Path, descriptor: int, most: int) -> bytes:
+    """Return the next bytes of such a file; UsageError if it cannot be read."""
+    try:
+        return os.read(descriptor, most)
+    except OSError as error:
+        raise UsageError(f"cannot read {path.name}: {error.strerror}") from None
+
+
 def read_text(path: Path, limit: int) -> str:
     """Return the content of a regular UTF-8 file; UsageError as `read_bytes`, or if not UTF-8."""
     try:

@@ -50,10 +50,8 @@ SHARING = {
 THOROUGH = (
     # documents that are executed: other tests run the same commands and calls
     *(f"tests/docs/test_commands.py::test_{name}" for name in ("a_page", "the_stored_notebook")),
-    *(
-        f"tests/docs/test_parallel.py::test_{name}"
-        for name in ("the_published_clusters_table", "ssds_cliff", "the_page_says[papers-the_cliffs")
-    ),
+    *(f"tests/docs/test_parallel.py::test_{name}" for name in ("the_published_clusters_table", "ssds_cliff")),
+    "tests/traces/papers/test_papers.py::test_the_recorded_speeds",  # runs of 13 s
     *(
         f"tests/traces/test_audit.py::test_{name}"
         for name in ("of_10000_sound", "a_sound_run_of_every_method")

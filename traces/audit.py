@@ -189,12 +189,17 @@ def _windows(tests: Sequence[Test]) -> Iterator[Part]:
 
 
 def tests_of(trace: Trace) -> Iterator[Test]:
-    """Yield the tests of a run in order; none of those whose rule is not recorded."""
+    """Yield the tests of a run in order; none of those whose rule is not recorded.
+
+    A recorder is told of acceptances behind the end of the output, and of no rejections there.
+    """
     header, temperature = trace.header, _temperature(trace.header)
+    recorded = [] if origin(header) is None else trace.rounds
+    ends = {(r.sequence, r.step): r.emitted for r in recorded}
     for judged in rounds_of(trace.decisions):
         siblings: dict[int, list[tuple[int, Decision]]] = {}
         for place, d in judged:
-            if d.node >= 0:
+            if d.node >= 0 and place <= ends.get((d.sequence, d.step), place):
                 siblings.setdefault(d.parent, []).append((place, d))
         for rows in siblings.values():
             yield from _tests(header, temperature, rows)

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from specscope.engine.methods import METHODS
+from specscope.engine.servers.checks import ACCEPTED
 from specscope.engine.trace.events import MEMBER, NO_DEVICES, OTHERS, TOO_BUSY
+from specscope.engine.trace.header import SERVER
 from specscope.traces.imported import is_foreign, origin
 from specscope.traces.requests import load_of
 
@@ -106,8 +108,9 @@ def batch_size(trace: Trace) -> int:
 
 
 def drafts(trace: Trace) -> bool:
-    """Return whether anything was drafted; true of the files of other engines."""
-    if is_foreign(trace.header):
+    """Return whether anything was drafted; true of other engines' files, and where none is told."""
+    untold = trace.header.environment.get(SERVER, {}).get("unknown", ())
+    if is_foreign(trace.header) or ACCEPTED in untold:
         return True
     by_model = any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans)
     return by_model or any(r.drafted for r in trace.rounds)
@@ -143,6 +146,9 @@ def _prompts(header: Header) -> list[Any]:
 
 def _machine(header: Header) -> list[Any]:
     facts = header.environment.get("processor"), header.environment.get("gpus") or []
+    if facts[0] is None:  # of a server on another machine its address is known
+        host, _, _ = header.environment.get(SERVER, {}).get("address", "").rpartition(":")
+        facts = (host, *facts[1:])
     return [*facts, sorted({d.kind for d in header.devices if "target" in d.role})]
 
 

@@ -65,6 +65,20 @@ def seconds(window: Window) -> float | None:
     return (window.end - window.start) / 1e9 or None
 
 
+def decoded(window: Window) -> int | None:
+    """Return the tokens that were made in `seconds`.
+
+    In those of decoding alone all but the first one, which the prompt's forward makes.
+    """
+    made = None if window.busy is None else _plus(window.steps, window.accepted)
+    return window.tokens if made is None or window.tokens is None else min(window.tokens, made)
+
+
+def speed(window: Window) -> float | None:
+    """Return the tokens per second."""
+    return _ratio(decoded(window), seconds(window))
+
+
 def figures(windows: Iterable[Window]) -> dict[str, Any]:
     """Return the figures that windows determine, by the names of `Metrics`."""
     rows = whole_windows(windows)
@@ -72,6 +86,8 @@ def figures(windows: Iterable[Window]) -> dict[str, Any]:
     steps, tokens, drafting = (total(rows, name) for name in ("steps", "tokens", "drafting"))
     times = [seconds(one) for one in rows]
     decode = None if None in times or not times else sum(filter(None, times))
+    made = [decoded(one) for one in rows]
+    pace = None if None in made else sum(filter(None, made))
     kept = histogram(rows)
     gamma = max(0, len(kept) - 1)
     slots: tuple[Slot, ...] = slots_of(kept, gamma) if kept else ()
@@ -82,8 +98,8 @@ def figures(windows: Iterable[Window]) -> dict[str, Any]:
         "tokens": tokens,
         "seconds": (max(one.end for one in rows) / 1e9 or None) if rows else None,
         "decode_seconds": decode,
-        "tokens_per_second": _ratio(tokens, decode),
-        "tpot_ms": _ratio(None if decode is None else 1e3 * decode, tokens),
+        "tokens_per_second": _ratio(pace, decode),
+        "tpot_ms": _ratio(None if decode is None else 1e3 * decode, pace),
         "target_forwards": steps,
         "drafted": drafted,
         "accepted": accepted,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specscope.engine.errors import UsageError
+from specscope.engine.files import open_growing, read_growing
 from specscope.engine.trace.events import Commit, Decision, Footer, Forked, Round, Span
 from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import MOST_LINE, MOST_TRACE_BYTES, RECORDING, from_json, whole_part
@@ -78,12 +78,11 @@ class Tail:
         """
         if self._fault is not None:
             raise self._fault
-        if self.footer is not None or (self._file < 0 and not self._open()):
+        if self._file < 0:
+            self._file = open_growing(self.path, links=self._links)
+        if self.footer is not None or self._file < 0:
             return []
-        try:
-            fresh = os.read(self._file, MOST_READ)
-        except OSError as error:
-            raise UsageError(f"cannot read {self.path.name}: {error.strerror}") from None
+        fresh = read_growing(self.path, self._file, MOST_READ)
         self.behind = bool(fresh)
         if not fresh:
             self._check_same()
@@ -107,21 +106,6 @@ class Tail:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-    def _open(self) -> bool:
-        """Open the file; return False if it does not exist."""
-        # O_NONBLOCK: otherwise opening a pipe without a writer waits forever
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if self._links else os.O_NOFOLLOW)
-        try:
-            self._file = os.open(self.path, flags)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise UsageError(f"cannot read {self.path.name}: {error.strerror}") from None
-        if not stat.S_ISREG(os.fstat(self._file).st_mode):
-            self.close()
-            raise UsageError(f"{self.path.name} is not a regular file; give a file")
-        return True
 
     def _check_same(self) -> None:
         """Raise UsageError unless the path still names the file, with all bytes that were read."""

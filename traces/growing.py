@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import time
 import uuid
 from dataclasses import replace
@@ -16,16 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from specscope.engine.errors import UsageError
+from specscope.engine.files import open_growing, read_growing
 from specscope.engine.servers.address import Address, ServerError
 from specscope.engine.servers.counters import Counters, read_counters
+from specscope.traces.imports.logs.printed import counted
 from specscope.traces.imports.logs.windows import (
+    MOST_SERVERS,
     Printed,
     lines_of,
     nanoseconds,
     shifted,
     source_of,
     trace_of,
-    window,
 )
 from specscope.traces.imports.reading import LOGS, checked
 
@@ -47,7 +48,6 @@ SHARE = 20
 class Source(Protocol):
     """What tells counts."""
 
-    title: str
     waiting: str
     """Why there is nothing yet, or what went wrong; may be empty."""
     identity: str
@@ -66,11 +66,12 @@ class Log:
     """The log of llama.cpp, vLLM or SGLang, which may be cut, rotated, or not exist yet."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        self.title, self.calm, self.waiting = "", False, ""
+        self.calm, self.waiting = False, ""
         self.identity = str(path.absolute())
         self._path, self._file, self._size, self._cut = path, -1, 0, b""
         self._readers: list[tuple[Any, dict[str, Any]]] = [(log, {}) for log in LOGS]
         self._found: list[Printed] = []
+        self._names = set[str]()
         self._told: dict[str, int] | None = {} if from_end else None
         """Windows by server that were there already, and are left out."""
 
@@ -78,10 +79,7 @@ class Log:
         """Read on, at most MOST_READ bytes. UsageError for what is no regular file."""
         if self._file < 0 and not self._open():
             return None
-        try:
-            fresh = os.read(self._file, MOST_READ)
-        except OSError as error:
-            raise UsageError(f"cannot read {self._path.name}: {error.strerror}") from None
+        fresh = read_growing(self._path, self._file, MOST_READ)
         if not fresh:
             self._check_same()
             return self._rest()
@@ -100,13 +98,20 @@ class Log:
 
     def _take(self, lines: Sequence[str]) -> None:
         try:
-            for form, so_far in self._readers:
-                if found := form.read(lines, so_far, source_of):
-                    self._readers, self._found = [(form, so_far)], found
-                    self.title = form.name
-                    break
+            self._found = [
+                one._replace(form=form.name)
+                for form, so_far in self._readers
+                for one in form.read(lines, so_far, self._source)
+            ]
         except ValueError as error:
             raise UsageError(f"{self._path.name}: {error}") from None
+
+    def _source(self, before: str) -> str:
+        """Return who wrote a line; of more names than servers would have, the others are one."""
+        name = source_of(before)
+        if len(self._names) < MOST_SERVERS:
+            self._names.add(name)
+        return name if name in self._names else ""
 
     def _rest(self) -> list[Printed] | None:
         """Return what is known if the end of the file has just been reached."""
@@ -114,7 +119,7 @@ class Log:
             return None
         self.calm = True
         if self._told is not None and not self._told:
-            self._told = {one.key: len(one.windows) for one in self._found} or {"": 0}
+            self._told = {one.title: len(one.windows) for one in self._found} or {"": 0}
         if not self._found:
             self.waiting = f"{self._path.name} has no lines about drafts yet"
         return self._fresh()
@@ -124,25 +129,16 @@ class Log:
         if not self._found or self._told == {}:
             return None
         self.waiting, told = "", self._told or {}
-        parts = [one._replace(windows=one.windows[told.get(one.key, 0) :]) for one in self._found]
+        parts = [one._replace(windows=one.windows[told.get(one.title, 0) :]) for one in self._found]
         return [one for one in parts if one.windows]
 
     def _open(self) -> bool:
         """Open the file; return False if it does not exist."""
-        try:
-            # O_NONBLOCK: otherwise opening a pipe without a writer waits forever
-            self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
+        self._file, self._size, self._cut = open_growing(self._path), 0, b""
+        if self._file < 0:
             self.waiting = f"{self._path.name} does not exist yet"
             self._told = self._told or None
-            return False
-        except OSError as error:
-            raise UsageError(f"cannot read {self._path.name}: {error.strerror}") from None
-        if not stat.S_ISREG(os.fstat(self._file).st_mode):
-            self.close()
-            raise UsageError(f"{self._path.name} is not a regular file; give a file")
-        self._size, self._cut = 0, b""
-        return True
+        return self._file >= 0
 
     def _check_same(self) -> None:
         """Begin again if the path names another file now, or the file was cut."""
@@ -164,7 +160,7 @@ class Metrics:
     """The counters of a server, asked every few seconds: what was counted between is a window."""
 
     def __init__(self, address: Address, every: float) -> None:
-        self.title, self.calm, self.waiting = "counters of /metrics", True, ""
+        self.calm, self.waiting = True, ""
         self.identity = uuid.uuid4().hex
         self._address, self._every = address, every
         self._due = self._begun = self._asked = 0.0
@@ -196,7 +192,7 @@ class Metrics:
             return None
         self._rows.append(self._window(found, before, asked))
         note = f"Differences of /metrics, asked every {self._every:g} s; tokens/s of vLLM with its pauses"
-        return [Printed(found.engine, "", [*self._rows], note=note)]
+        return [Printed(found.engine, "", [*self._rows], note=note, form="counters of /metrics")]
 
     def close(self) -> None:
         """Do nothing: no connection stays open."""
@@ -212,17 +208,9 @@ class Metrics:
         return found
 
     def _window(self, found: Counters, start: float, end: float) -> Window:
-        return window(
-            start - self._begun,
-            end - self._begun,
-            label=time.strftime("%H:%M:%S"),
-            drafts=found.drafts,
-            drafted=found.drafted,
-            accepted=found.accepted,
-            places=found.places,
-            tokens=found.tokens,
-            busy=None if found.busy is None else nanoseconds(found.busy),
-        )
+        busy = None if found.busy is None else nanoseconds(found.busy)
+        label, begun = time.strftime("%H:%M:%S"), self._begun
+        return counted(found, start - begun, end - begun, label=label, tokens=found.tokens, busy=busy)
 
 
 class Growth(NamedTuple):
@@ -240,18 +228,18 @@ class _Run:
     """The run of one server of a source."""
 
     def __init__(self, source: Source, printed: Printed) -> None:
-        self.title = f"{printed.engine} · {printed.key}" if printed.key else printed.engine
+        self.title = printed.title
         told = f"{source.identity}\n{printed.key}\n{printed.windows[0]}"
         self.id = hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()[:12]
         self.told, self.created = 0, ""
         """Windows that were returned, and the date of the first trace."""
         self.stored: list[Window] = []
 
-    def trace(self, printed: Printed, form: str) -> Trace:
+    def trace(self, printed: Printed) -> Trace:
         try:
-            trace = checked(trace_of(printed, form))
+            trace = checked(trace_of(printed, printed.form))
         except ValueError as error:
-            raise UsageError(f"{form}: {error}") from None
+            raise UsageError(f"{printed.form}: {error}") from None
         self.created = self.created or trace.header.created
         trace.header = replace(trace.header, run_id=self.id, created=self.created)
         self.stored = printed.windows
@@ -270,6 +258,14 @@ class Counting:
         self._due = 0.0
         self._told: list[Printed] = []
         """All that the source told by now."""
+        self.chosen = ""
+        """Id of the run that the page shows; the first one until another is chosen."""
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """The titles of the runs by their ids, the run that the page shows first."""
+        runs = sorted(self._runs.values(), key=lambda run: run.id != self.chosen)
+        return {run.id: run.title for run in runs}
 
     @property
     def note(self) -> str:
@@ -297,7 +293,7 @@ class Counting:
         self.source.close()
 
     def _grown(self, printed: Printed, *, due: bool, last: bool) -> Growth | None:
-        run = self._runs.get(printed.key)
+        run = self._runs.get(printed.title)
         count = len(printed.windows) if last or self.source.calm else _complete(printed.windows)
         count = max(count, run.told if run else 0)
         if not count:
@@ -305,8 +301,8 @@ class Counting:
         windows = printed.windows[:count]
         whole = printed._replace(windows=windows)
         if run is None:
-            run = self._runs[printed.key] = _Run(self.source, whole)
-        trace = run.trace(whole, self.source.title) if due and windows != run.stored else None
+            run = self._runs[printed.title] = _Run(self.source, whole)
+        trace = run.trace(whole) if due and windows != run.stored else None
         if trace is not None and self._store is not None:
             self._store.replace(trace)
         fresh, run.told = windows[run.told :], count

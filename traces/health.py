@@ -89,10 +89,11 @@ Note = tuple[float, str]
 """A sentence, and how much it weighs among those of the same kind."""
 
 
-def health(trace: Trace) -> str:
+def health(trace: Trace, audited: str | None = None) -> str:
     """Return what is suspect in a run, in at most two sentences; empty if nothing is.
 
-    A loop explains acceptances and changes, so they are then left out.
+    A loop explains acceptances and changes, so they are then left out. `audited` is the sentence of
+    the run's audit, if it is known.
     """
     if trace.windows:
         return of_windows(whole_windows(trace.windows))
@@ -106,8 +107,9 @@ def health(trace: Trace) -> str:
     acceptances = {i: _of_stretch(one, tests[i]) for i, one in stretches.items() if one.accepted}
     changes = {i: _of_change(found, tests[i]) for i, (_, found) in parts.items() if found}
     notes = (loops, rejections) if loops else (rejections, changes, acceptances)
-    audited = audit(trace)
-    sentences = (audited.sentence if audited else "", *(_worst(trace, n) for n in notes))
+    if audited is None:
+        audited = found.sentence if (found := audit(trace)) else ""
+    sentences = (audited, *(_worst(trace, n) for n in notes))
     return " ".join([one for one in sentences if one][:2])
 
 

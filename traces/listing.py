@@ -240,14 +240,17 @@ def _counted(
     """Return the facts of runs without tokens of their own: windows of counts, and totals."""
     table = schema.ROWS[Window]
     time = func.coalesce(table.c.busy, table.c.end - table.c.start)
-    count = func.count
-    sums = count(), count(table.c.tokens), func.sum(table.c.tokens), func.sum(time), func.min(time)
+    count, c = func.count, table.c
+    made = func.coalesce(
+        case((c.busy.is_not(None), func.min(c.tokens, c.steps + c.accepted))), c.tokens
+    )  # `counted.decoded`
+    sums = count(), count(c.tokens), func.sum(c.tokens), func.sum(made), func.sum(time), func.min(time)
     found = dict[int, Facts]()
-    for key, (rows, known, tokens, nanoseconds, least) in _by_run(
+    for key, (rows, known, tokens, pace, nanoseconds, least) in _by_run(
         connection, table, keys, *sums, where=(table.c.drafter == "",)
     ).items():
-        whole = rows == known and all(isinstance(value, int) for value in (tokens, nanoseconds, least))
-        speed = tokens / nanoseconds * 1e9 if whole and least > 0 else None
+        whole = rows == known and all(isinstance(one, int) for one in (tokens, pace, nanoseconds, least))
+        speed = pace / nanoseconds * 1e9 if whole and least > 0 else None
         found[key] = Facts(tokens if whole else None, speed)
     for key in keys:
         imported = origin(header) if key not in found and (header := headers(key)) is not None else None

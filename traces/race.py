@@ -24,6 +24,9 @@ ONE_PASS = 0.06
 Source: passes of plain decoding on two quiet cores, docs/methods/metrics.md.
 """
 
+IN_TURNS = 3
+"""Passes of each run, one after the other, whose ranges decide a race of unknown load."""
+
 
 class Speed(NamedTuple):
     """Tokens/s of the passes of a run, or the ratio of two such speeds."""
@@ -59,7 +62,7 @@ class Racer(NamedTuple):
     loaded: bool
     """Whether other programs used the machine during one of its passes."""
     unknown: bool = False
-    """Whether that is not recorded."""
+    """Whether that is not recorded, and no passes in turns show what it changes."""
     doubt: str = ""
     """Why its times cannot be compared with its baseline's, see `traces.causes`; else empty."""
 
@@ -68,9 +71,16 @@ def racers_of(
     traces: Sequence[Trace], measured: Sequence[Metrics], passes: Sequence[Sequence[Trace]] = ()
 ) -> list[Racer]:
     groups = passes or [[trace] for trace in traces]
-    compared = comparisons([[trace] for trace in traces])
+    compared, alone = comparisons([[trace] for trace in traces]), not _in_turns(groups)
     racers = [
-        Racer(trace, speed_of(group, metrics), baseline, reason, _loaded(group), any(map(lacks_load, group)))
+        Racer(
+            trace,
+            speed_of(group, metrics),
+            baseline,
+            reason,
+            _loaded(group),
+            alone and any(map(lacks_load, group)),
+        )
         for trace, metrics, group, (baseline, reason) in zip(traces, measured, groups, compared, strict=True)
     ]
     return [
@@ -118,7 +128,10 @@ def race_line(racers: Sequence[Racer]) -> str:
             "effect of a method."
         )
     if any(racer.unknown for racer in field):
-        return "No winner: the load by other programs was not recorded."
+        return (
+            "No winner: the load by other programs was not recorded. The range of "
+            f"{IN_TURNS} passes of each in turns (Passes, --repeat) shows what it changes."
+        )
     near = _near(field)
     if len(near) > 1:
         return f"No clear winner: {', '.join(_entry(racer, racers) for racer in near)}."
@@ -149,6 +162,14 @@ def _near(field: Sequence[Racer]) -> Sequence[Racer]:
         return field
     least = field[0].speed.low if field[0].speed else 0.0
     return [racer for racer in field if racer is field[0] or (racer.speed and racer.speed.high >= least)]
+
+
+def _in_turns(groups: Sequence[Sequence[Trace]]) -> bool:
+    """Return whether all runs have enough passes, of which the n-th ones followed each other."""
+    order = sorted((trace.header.created, i) for i, group in enumerate(groups) for trace in group)
+    rounds = [{i for _, i in order[k : k + len(groups)]} for k in range(0, len(order), len(groups) or 1)]
+    whole = all(trace.status == "done" for group in groups for trace in group)
+    return whole and len(rounds) >= IN_TURNS and all(len(found) == len(groups) for found in rounds)
 
 
 def _loaded(passes: Sequence[Trace]) -> bool:

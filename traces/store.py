@@ -169,13 +169,17 @@ class Store:
             check(trace)
         return trace
 
+    def named(self, names: Iterable[str]) -> list[str]:
+        """Return the ids of runs; a name is an id or that of a set, the group of a file's runs."""
+        with self._reading() as connection:
+            return list(dict.fromkeys(run_id for name in names for run_id in _named(connection, name)))
+
     def outlines(self, names: Iterable[str]) -> Generator[Trace]:
         """Yield runs with header, prefill before decoding, rounds, windows and footer only.
 
-        A name is a run's id, or that of a set: the group of the runs of a file.
+        Names are those of `named`.
         """
-        with self._reading() as connection:
-            ids = list(dict.fromkeys(run_id for name in names for run_id in _named(connection, name)))
+        ids = self.named(names)
         for first in range(0, len(ids), OUTLINED):
             with self._reading() as connection:
                 yield from _outlines(connection, ids[first : first + OUTLINED])

@@ -71,7 +71,7 @@ NONE: Verdict = {
 }
 
 
-def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
+def verdict(i: int, racers: Sequence[Racer], metrics: Metrics, audited: str | None = None) -> Verdict:
     """Return the verdict on run i of a race.
 
     A cause is named only for a loss that is larger than the range of the passes, and nothing for
@@ -80,7 +80,7 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
     racer, trace = racers[i], racers[i].trace
     if trace.status != "done":
         return NONE
-    found: Verdict = {**_of_drafter(trace, metrics), "health": health(trace)}
+    found: Verdict = {**_of_drafter(trace, metrics), "health": health(trace, audited)}
     faster = speedup_of(racer, racers)
     if faster is None or racer.baseline in (None, i):
         return found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specscope.app.loaded import bench_prompts
+from specscope.app.named import bench_prompts
 
 Note = Callable[[str], None]
 """Called with the name of each measurement as it begins, and with "" after every round."""

@@ -6,7 +6,8 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -37,63 +38,59 @@ class Gammas(NamedTuple):
     """Median tokens per second, by method and draft length."""
 
 
+@dataclass
+class Bench:
+    """What figures are measured with."""
+
+    pair: Pair
+    plan: Plan
+    workers: Cluster
+    """Worker processes, a core for each model."""
+    step: Step
+
+    @cached_property
+    def prompts(self) -> list[list[int]]:
+        return [self.pair.encode(question) for question in self.plan.questions()]
+
+    @cached_property
+    def gammas(self) -> Gammas:
+        plan = self.plan
+        tried = {"speculative": plan.speculative_gammas, "pearl": plan.pearl_gammas}
+        names = {f"{method} {g}": (method, g) for method, lengths in tried.items() for g in lengths}
+        contestants = {name: decode(self.workers, plan, m, gamma=g) for name, (m, g) in names.items()}
+        race = Race(contestants, self.prompts).run(plan.sweep_rounds, plan.seconds, self.step)
+        best = [names[race.fastest(f"{m} {g}" for g in lengths)][1] for m, lengths in tried.items()]
+        speeds = {m: {str(g): round(race.speed(f"{m} {g}"), 1) for g in tried[m]} for m in tried}
+        return Gammas(*best, speeds)
+
+
 def measure(plan: Plan, note: Note) -> dict[str, Figure]:
-    pair = Pair.find()
-    questions = plan.questions()
-    prompts = [pair.encode(question) for question in questions]
-
-    def step() -> None:
-        note("")
-
+    pair, figures = Pair.find(), dict[str, Figure]()
     note("worker processes")
     with specscope.open(pair, runtime="local-process", device="cpu") as workers:
-        note("draft lengths")
-        gammas = sweep(workers, prompts, plan, step)
-        note("against transformers")
-        figures = over_transformers(pair, prompts, plan, gammas.speculative, step)
-        note("PEARL against speculative")
-        figures |= in_parallel(pair, workers, prompts, plan, gammas, step)
-        note("EMS-SD in batches")
-        figures |= batches(workers, plan, step)
-    note("cost of a forward")
-    figures |= costs(pair, plan)
-    note("fuzzy forwards")
-    figures |= fuzzy(pair, prompts)
-    note("recording")
-    figures |= recording.measure(plan.repeats)
+        bench = Bench(pair, plan, workers, lambda: note(""))
+        for title, measured in FIGURES.items():
+            note(title)
+            figures |= measured(bench)
     return figures
 
 
-def sweep(workers: Cluster, prompts: Sequence[Sequence[int]], plan: Plan, step: Step) -> Gammas:
-    tried = [("speculative", g) for g in plan.speculative_gammas]
-    tried += [("pearl", g) for g in plan.pearl_gammas]
-    contestants = {f"{method} {g}": decode(workers, plan, method, gamma=g) for method, g in tried}
-    race = Race(contestants, prompts).run(plan.sweep_rounds, plan.seconds, step)
-    speeds: dict[str, dict[str, float]] = {"speculative": {}, "pearl": {}}
-    for method, g in tried:
-        speeds[method][str(g)] = race.speed(f"{method} {g}")
-    best = {method: int(max(by_gamma, key=by_gamma.__getitem__)) for method, by_gamma in speeds.items()}
-    rounded = {m: {g: round(s, 1) for g, s in by_gamma.items()} for m, by_gamma in speeds.items()}
-    return Gammas(best["speculative"], best["pearl"], rounded)
-
-
-def over_transformers(
-    pair: Pair, prompts: Sequence[Sequence[int]], plan: Plan, gamma: int, step: Step
-) -> dict[str, Figure]:
+def over_transformers(bench: Bench) -> dict[str, Figure]:
     """Compare with transformers, with all forwards in this process on one core."""
+    pair, prompts, plan, gamma = bench.pair, bench.prompts, bench.plan, bench.gammas.speculative
     traces: list[Trace] = []
     thread = {"runtime": "local-thread", "device": "cpu"}
     with quiet(), one_core() as conditions, specscope.open(pair, **thread) as ours:
         theirs = Transformers(pair, plan.new_tokens)
         greedy = {"autoregressive": decode(ours, plan, "autoregressive"), "generate": theirs.generate}
-        plain = Race(greedy, prompts).run(plan.rounds, plan.seconds, step)
+        plain = Race(greedy, prompts).run(plan.rounds, plan.seconds, bench.step)
         drafting = {
             "speculative": decode(ours, plan, "speculative", traces, gamma=gamma),
             "assisted, defaults": theirs.assisted(),
             "assisted, our gamma": theirs.assisted(gamma),
             "assisted, watched": theirs.watched(theirs.assisted(gamma)),
         }
-        assisted = Race(drafting, prompts).run(plan.rounds, plan.seconds, step)
+        assisted = Race(drafting, prompts).run(plan.rounds, plan.seconds, bench.step)
     shared = {"conditions": f"{conditions}; prefill included on both sides"}
     best = assisted.fastest(["assisted, defaults", "assisted, our gamma"])
     facts = {"gamma": gamma, "faster_baseline": best}
@@ -105,20 +102,19 @@ def over_transformers(
     }
 
 
-def in_parallel(
-    pair: Pair, workers: Cluster, prompts: Sequence[Sequence[int]], plan: Plan, gammas: Gammas, step: Step
-) -> dict[str, Figure]:
+def in_parallel(bench: Bench) -> dict[str, Figure]:
     """Compare on two cores: PEARL, and speculative decoding with one or two cores per model."""
+    workers, plan, gammas = bench.workers, bench.plan, bench.gammas
     both = "speculative, two threads"
     threads = torch.get_num_threads()
     cores = min(2, os.cpu_count() or 1)
-    with specscope.open(pair, runtime="local-thread", device="cpu", threads=cores) as serial:
+    with specscope.open(bench.pair, runtime="local-thread", device="cpu", threads=cores) as serial:
         contestants = {
             "speculative": decode(workers, plan, "speculative", gamma=gammas.speculative),
             "pearl": decode(workers, plan, "pearl", gamma=gammas.pearl),
             both: decode(serial, plan, "speculative", gamma=gammas.speculative),
         }
-        race = Race(contestants, prompts).run(plan.rounds, plan.seconds, step)
+        race = Race(contestants, bench.prompts).run(plan.rounds, plan.seconds, bench.step)
     torch.set_num_threads(threads)
     chosen = {"gammas": {"speculative": gammas.speculative, "pearl": gammas.pearl}}
     where = "two worker processes, a core each; prefill included on both sides"
@@ -147,11 +143,11 @@ def _acceptance(traces: Sequence[Trace], gamma: int) -> Figure:
     return Figure(rates, "share of drafted tokens", detail={"gamma": gamma, "of_tested": tested.median})
 
 
-def costs(pair: Pair, plan: Plan) -> dict[str, Figure]:
+def costs(bench: Bench) -> dict[str, Figure]:
     """Time forwards of one row by each model, and of several rows by the target."""
-    loaded = LoadedPair.load(pair)
+    loaded = LoadedPair.load(bench.pair)
     with one_core():
-        timings = [measure_cost(loaded, repeats=40) for _ in range(plan.repeats)]
+        timings = [measure_cost(loaded, repeats=40) for _ in range(bench.plan.repeats)]
     milliseconds = {
         "target_ms": statistics.median(cost.target.median for cost in timings),
         "drafter_ms": statistics.median(cost.drafter.median for cost in timings),
@@ -164,11 +160,11 @@ def costs(pair: Pair, plan: Plan) -> dict[str, Figure]:
     }
 
 
-def fuzzy(pair: Pair, prompts: Sequence[Sequence[int]]) -> dict[str, Figure]:
+def fuzzy(bench: Bench) -> dict[str, Figure]:
     """Compare EasySpec's fuzzy forwards of the drafter with exact ones, as in its Table 5."""
-    drafter = load(str(pair.drafter_path), name="drafter")
+    drafter = load(str(bench.pair.drafter_path), name="drafter")
     sizes = {
-        size: [similarity(drafter, prompt, size) for prompt in prompts]
+        size: [similarity(drafter, prompt, size) for prompt in bench.prompts]
         for size in range(2, min(5, drafter.depth) + 1)
     }
     table = {
@@ -199,8 +195,9 @@ def prompts_of(plan: Plan) -> list[str]:
     return [*prompts, *longer][: plan.batch_prompts]
 
 
-def batches(workers: Cluster, plan: Plan, step: Step) -> dict[str, Figure]:
+def batches(bench: Bench) -> dict[str, Figure]:
     """Race EMS-SD over plain batches and over the padding vanilla method (its Tables 2 and 4)."""
+    workers, plan = bench.workers, bench.plan
     prompts = prompts_of(plan)
     figures: dict[str, Figure] = {}
 
@@ -220,7 +217,7 @@ def batches(workers: Cluster, plan: Plan, step: Step) -> dict[str, Figure]:
             for size in plan.batches
             for name in (PLAIN, *(VARIANTS if size > 1 else ("both",)))
         }
-        race = Race(contestants, [()]).run(plan.batch_rounds, plan.seconds, step)
+        race = Race(contestants, [()]).run(plan.batch_rounds, plan.seconds, bench.step)
         figures[f"ems_{base}_over_vanilla"] = _figure(race, plan.batches, traces)
     return figures
 
@@ -254,3 +251,14 @@ def _row(race: Race, size: int, smallest: int, traces: Mapping[str, Trace]) -> d
     padding = metrics(traces[f"both {size}"])
     shares = {"padding_ratio": padding.padding_ratio, "padding_share": padding.padding_share}
     return row | {"acceptance_length": padding.acceptance_length} | shares
+
+
+FIGURES: Mapping[str, Callable[[Bench], dict[str, Figure]]] = {
+    "against transformers": over_transformers,
+    "PEARL against speculative": in_parallel,
+    "EMS-SD in batches": batches,
+    "cost of a forward": costs,
+    "fuzzy forwards": fuzzy,
+    "recording": lambda bench: recording.measure(bench.plan.repeats),
+}
+"""What is measured, in this order, by the title of its progress."""

@@ -1,8 +1,7 @@
 """Measure SpecScope on the bundled pair, and compare it with transformers on the same checkpoints.
 
 With --pair or --target, measure all methods of that pair over autoregressive decoding; with --cuda,
-forwards on a GPU; with --drafters, drafters of one target; with --peers, decoding beside llama.cpp;
-with --whatif, the error of `specscope whatif`.
+forwards on a GPU.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +43,6 @@ def progress() -> Generator[Callable[[str], None]]:
 OPTIONS: options.Options = {
     "--quick": (False, "", "fewer prompts and rounds: under five minutes"),
     "--cuda": (False, "", "forwards only, over the time of reading the weights: ours and transformers'"),
-    "--drafters": (False, "", "drafters of one target only, also its own weights in fewer bits"),
-    "--noise": (False, "", "with --drafters: also for the target with noise on its weights"),
-    "--peers": (False, "", "with --pair or --target: decode beside llama.cpp only, from the same GGUF file"),
-    "--whatif": (False, "", "the error of `specscope whatif` only, beside real runs in virtual time"),
     "--pair": (str, "NAME", "measure all methods of this pair: bundled, or a model of `specscope models`"),
     "--target": (str, "PATH", "the same for a target, instead of --pair"),
     "--drafter": (list, "PATH", "with --target: its drafter; repeatable"),
@@ -75,17 +68,11 @@ def run(args: argparse.Namespace) -> int:
 
     _check(args)
     begun = time.perf_counter()
-    if args.drafters:
-        return _drafters(args)
-    if args.whatif:
-        return _whatif(args)
     facts = dict[str, Any]()
     sizes = figures.METHODS_QUICK if args.quick else figures.METHODS
     if args.cuda:
         with progress() as note:
             measured, facts = cuda.measure(5 if args.quick else 20, note)
-    elif args.peers:
-        measured, facts = _peers(args, sizes)
     elif args.pair or args.target:
         measured, facts = _methods(args, sizes)
     else:
@@ -120,40 +107,20 @@ def report(
 
 
 def _check(args: argparse.Namespace) -> None:
-    names = ("cuda", "drafters", "peers", "whatif")
-    parts = [f"--{name}" for name in names if getattr(args, name)]
-    if len(parts) > 1:
-        raise UsageError(f"{' and '.join(parts)} exclude each other; choose one")
-    _check_models(args, parts[0] if parts else "")
-    if args.noise and not args.drafters:
-        raise UsageError("--noise needs --drafters, whose target it changes; give both or neither")
+    models = args.pair or args.target
+    if models and args.cuda:
+        raise UsageError("--cuda needs no other models; leave out --pair and --target")
+    for name in ("drafter", "head", "methods", "prompt_file", "limit", "runtime", "address"):
+        if getattr(args, name) is not None and not models:
+            raise UsageError(f"--{name.replace('_', '-')} needs --pair or --target; give one of them")
     if args.runtime == "virtual":
         raise UsageError("--runtime virtual computes times; the bench measures: choose a runtime that does")
 
 
-def _check_models(args: argparse.Namespace, part: str) -> None:
-    models, fixed = args.pair or args.target, ("head", "runtime", "address")
-    if models and part not in ("", "--drafters", "--peers"):
-        raise UsageError(f"{part} needs no other models; leave out --pair and --target")
-    if part == "--peers" and not models:
-        raise UsageError("--peers needs --pair or --target, a model with a GGUF file; give one of them")
-    for name in ("drafter", "prompt_file", "limit", *fixed):
-        option, given = f"--{name.replace('_', '-')}", getattr(args, name) is not None
-        if given and not models and not (part == "--drafters" and name in ("prompt_file", "limit")):
-            raise UsageError(f"{option} needs --pair or --target; give one of them")
-        if given and part and name in fixed:
-            raise UsageError(f"{option} does not go with {part}; leave it out")
-    if args.methods and not models:
-        raise UsageError(f"--methods {args.methods} needs --pair or --target; give one of them")
-    if args.methods and part:
-        raise UsageError(f"--methods {args.methods} does not go with {part}; leave it out")
-
-
-def _rows(args: argparse.Namespace, usual: Path, limit: int | None = None) -> list[PromptRow]:
-    if limit is not None and not args.limit:
-        args.limit = None if args.prompt_file else limit
-    chosen = argparse.Namespace(prompt=None, prompt_file=args.prompt_file or usual, limit=args.limit)
-    return prompts_of(chosen)
+def rows(args: argparse.Namespace, usual: Path, limit: int | None = None) -> list[PromptRow]:
+    """Return the prompts of --prompt-file, or at most `limit` of the usual ones."""
+    chosen = args.limit or (None if args.prompt_file else limit)
+    return prompts_of(argparse.Namespace(prompt=None, prompt_file=args.prompt_file or usual, limit=chosen))
 
 
 def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dict[str, Any]]:
@@ -164,7 +131,7 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
 
     usual = ",".join(methods.QUICK) if args.quick else "all"
     keys, left_out = method_keys(args.methods or usual), dict[str, str]()
-    rows = _rows(args, methods.PROMPTS, plan.prompts)
+    prompt_rows = rows(args, methods.PROMPTS, plan.prompts)
     with progress() as note:
         note("workers")
         runtime = args.runtime or "local-process"
@@ -174,64 +141,11 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
             if args.methods in (None, "all"):
                 keys, left_out = able(keys, cluster)
             prompts: dict[str, list[list[int]]] = {}
-            for row in rows:
+            for row in prompt_rows:
                 prompts.setdefault(row.category, []).append(cluster.pair.encode(row.text))
             comparison = methods.measure(cluster, prompts, keys, plan, note)
             facts = {"pair": cluster.pair.name, "runtime": runtime, "left_out": left_out}
             return methods.figures(comparison), facts
-
-
-def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dict[str, Any]]:
-    """Decode beside llama.cpp; return the figures, then the pair and the methods left out."""
-    import specscope
-    from specscope.app.bars import DownloadBar
-    from specscope.app.bench import methods, peers
-    from specscope.app.named import able
-
-    peers.llama_cpp()
-    rows = _rows(args, methods.PROMPTS, plan.prompts)
-    with tempfile.TemporaryDirectory() as folder, DownloadBar() as bar:
-        file = peers.gguf_of(args.target or args.pair, Path(folder), bar.show)
-        with progress() as note:
-            note("workers")
-            models = {"target": args.target, "drafter": args.drafter}
-            with specscope.open(args.pair or "bundled", **models, device="cpu") as cluster:
-                keys, left_out = able(list(peers.METHODS), cluster)
-                prompts = [cluster.pair.encode(row.text) for row in rows]
-                figures = peers.measure(cluster, file, prompts, keys, plan, note)
-                lines, runtime = peers.lines(figures), "local-process"
-                facts = {"pair": cluster.pair.name, "runtime": runtime, "left_out": left_out, "lines": lines}
-                return figures, facts
-
-
-def _drafters(args: argparse.Namespace) -> int:
-    from specscope.app.bars import DownloadBar
-    from specscope.app.bench import drafters
-    from specscope.engine.checkpoints.pair import Pair
-    from specscope.engine.checkpoints.sources import resolve
-    from specscope.engine.environment import environment
-
-    with DownloadBar() as bar:
-        find = partial(resolve, progress=bar.show)
-        if args.target:
-            pair = Pair.of(args.target, *(args.drafter or ()), resolve=find)
-        else:
-            pair = Pair.find(args.pair or "bundled", find)
-    prompts = [pair.encode(row.text) for row in _rows(args, drafters.PROMPTS)]
-    with progress() as note:
-        size = drafters.QUICK if args.quick else drafters.FULL
-        report = drafters.measure(pair, prompts, size, note, noise=args.noise)
-    facts = {"quick": args.quick, "environment": environment()}
-    return common.answer(args, report.to_dict() | facts, report.lines())
-
-
-def _whatif(args: argparse.Namespace) -> int:
-    from specscope.app.bench import whatif
-
-    with progress() as note:
-        errors = whatif.measure(whatif.QUICK if args.quick else whatif.FULL, note)
-    classes = [error.to_dict() for error in errors]
-    return common.answer(args, {"classes": classes, "quick": args.quick}, whatif.lines(errors))
 
 
 def _number(value: float) -> str:

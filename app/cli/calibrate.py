@@ -12,7 +12,7 @@ from specscope.app.cli import common, options
 from specscope.engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from specscope.engine.simulate.calibrate import Calibration, Times
+    from specscope.engine.cluster.calibrate import Calibration, Times
 
 OPTIONS: options.Options = options.PAIR | {
     "--target": (str, "PATH", "directory or hub id of a target, instead of the pair"),
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from specscope.engine.checkpoints.catalog import opening
     from specscope.engine.checkpoints.pair import Pair
     from specscope.engine.checkpoints.sources import resolve
-    from specscope.engine.simulate.calibrate import FULL, QUICK, calibrate, profile_text
+    from specscope.engine.cluster.calibrate import FULL, QUICK, calibrate, profile_text
     from specscope.engine.simulate.profile import Profile, parse
 
     with DownloadBar() as bar:

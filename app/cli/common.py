@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specscope.app.bars import DownloadBar
-from specscope.app.cli.options import is_measured
+from specscope.app.cli.options import MODELS, PLACE, is_measured, values_of
 from specscope.engine.errors import StoreMissing, UsageError, shown
 from specscope.engine.files import replacing
 from specscope.engine.trace.events import Commit
@@ -106,10 +106,7 @@ def open_cluster(args: argparse.Namespace) -> Generator[Any]:
     with Status("loading the models") as status, DownloadBar(status.hide) as bar:
         import specscope
 
-        names = ("target", "drafter", "profile", "profile_pair", "tokens", "device", "forward", "dtype")
-        names += ("tp", "drafter_tp", "address", "memory", "head")
-        options = {name: getattr(args, name) for name in names}
-        opened = specscope.open(args.pair, runtime=args.runtime, progress=bar.show, **options)
+        opened = specscope.open(progress=bar.show, **values_of(args, MODELS, PLACE))
     with opened as cluster:
         if cluster.note:
             note(cluster.note)
@@ -184,6 +181,14 @@ def write_output(path: Path, content: str) -> int:
 
 def note(line: str) -> None:
     print(f"specscope: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def confirmed(question: str) -> bool:
+    """Return whether a person answers yes; False without a terminal."""
+    if not sys.stdin.isatty():
+        return False
+    print(printable(question), "[y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def busy_warning(args: argparse.Namespace, before: ProcessorTime) -> str:

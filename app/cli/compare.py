@@ -14,7 +14,6 @@ For CI, a missed bound (--fail-below, --baseline) is a line on stderr and the ex
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -22,7 +21,6 @@ from typing import Any
 
 from specscope.app.cli import common, options, servers
 from specscope.app.cli.inputs import equipped, prompt_for, prompts_of
-from specscope.app.cli.results import cell
 from specscope.app.named import MAX_PASSES, PromptRow, able, method_keys
 from specscope.engine.bounds import check_prompt
 from specscope.engine.errors import UsageError
@@ -51,7 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from specscope.app.floors import above_baseline, above_bounds, check_baseline, given_bounds, read_baseline
+    from specscope.app.experiments.floors import (
+        above_baseline,
+        above_bounds,
+        check_baseline,
+        given_bounds,
+        read_baseline,
+    )
 
     options.check_server(args)
     if args.servers:
@@ -67,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = options.sampling_of(args, len(rows))
     with common.open_store(args) as store, common.open_cluster(args) as cluster:
         from specscope.app.busy import read_load
-        from specscope.app.comparison import Race, compare
+        from specscope.app.experiments.compare import Race, decode_all, lines
 
         if args.methods == "all":
             keys, unable = able(keys, cluster)
@@ -81,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         def decode(key: str, mine: list[Any], given: dict[str, Any]) -> Trace:
             return common.recorded(store, cluster, key, mine, given, f"({next(numbers)} of {race.runs})")
 
-        found = compare(race, decode, skipped=skipped, left_out=left_out)
+        found = decode_all(race, decode, skipped=skipped, left_out=left_out)
         found = replace(found, warning=common.busy_warning(args, before))
     if found.short_answers:
         common.note(found.short_answers)
@@ -92,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
             common.note(line)
         verdicts += above_baseline(result, baseline, args.tolerance)
     result["bounds"] = [verdict._asdict() for verdict in verdicts]
-    common.answer(args, result, _lines(result))
+    common.answer(args, result, lines(result))
     for verdict in verdicts:
         if verdict.doubtful or not verdict.met:
             common.note(verdict.text)
@@ -131,57 +135,3 @@ def _fitting(
             "or lower --max-new-tokens"
         )
     return fitting, skipped
-
-
-def _lines(result: dict[str, Any]) -> Iterator[str]:
-    from specscope.app.comparison import doubt_lines
-
-    prompts = f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'}"
-    yield " · ".join([result["models"], prompts, result["clock"]])
-    for row in result["skipped"]:
-        category = f" ({row['category']})" if row["category"] else ""
-        yield f"skipped: line {row['line']}{category}: {row['reason']}"
-    accepted = "".join(f"{'acc/' + name:>13}" for name in ("drafted", "tested", "round"))
-    yield f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tokens':>8}{'tok/forward':>13}{accepted}  output"
-    for key in result["ranking"]:
-        m = result["methods"][key]
-        same = "identical" if m["equal_to_autoregressive"] else "differs"
-        same += "" if m["lossless"] else " (lossy)"
-        cells = [cell(m["tokens_per_second"], ".1f", 10), cell(m["speedup"], ".2f", 10, "×")]
-        cells += [cell(m["tokens"], ",", 8), cell(m["tokens_per_target_forward"], ".2f", 13)]
-        cells += [cell(m[name], ".0%", 13) for name in ("acceptance_rate", "acceptance_rate_tested")]
-        cells += [cell(m["accepted_per_round"], ".2f", 13)]
-        yield f"{key:20}{''.join(cells)}  {' · '.join([same, *_notes(m)])}"
-    yield from doubt_lines(result)
-    for key, reason in result["left_out"].items():
-        yield f"{key:20}left out: {reason}"
-    yield "tok/forward counts the target's own token, acc (accepted drafts) does not; of a tree all nodes are drafted"
-    yield from (f"{key:20}{m['advice']}" for key, m in result["methods"].items() if m["advice"])
-    yield from (f"{key:20}{_health(m['health'])}" for key, m in result["methods"].items() if m["health"])
-    first = " ".join(m["runs"][0] for m in result["methods"].values())
-    yield f"side by side: specscope report {first} -o report.html"
-
-
-def _health(notes: dict[str, str]) -> str:
-    """Return the first note with its run, and how many other runs have one."""
-    run, note = next(iter(notes.items()))
-    more = f" Notes on {len(notes) - 1} more runs: --json." if len(notes) > 1 else ""
-    return f"run {run}: {note}{more}"
-
-
-def _notes(figures: dict[str, Any]) -> list[str]:
-    from specscope.app.comparison import range_text
-
-    notes = [*filter(None, (figures["settings"], range_text(figures)))]
-    if figures["hit_rate"] is not None:
-        notes.append(f"hit rate {figures['hit_rate']:.0%}")
-    if figures["batch"] > 1 and figures["tokens_per_second_per_sequence"]:
-        speed = figures["tokens_per_second_per_sequence"]
-        notes.append(f"throughput of up to {figures['batch']} sequences; {speed:.1f} tokens/s per sequence")
-    if figures["spread"]:
-        low, high = figures["spread"]
-        mean = abs(figures["tokens_per_second"] - (low + high) / 2) < 1e-9
-        notes.append(f"{'mean of' if mean else 'median pass,'} {low:.1f} to {high:.1f} tokens/s")
-    if figures["not_comparable"]:
-        notes.append(f"no speed-up: {figures['not_comparable']}")
-    return notes

@@ -156,10 +156,12 @@ class _Printer:
         return bool(events)
 
     def _counts(self, grown: Sequence[Growth] | None) -> bool:
+        from specscope.traces.growing import Counting
         from specscope.traces.view.counts import line, view_of
 
+        several = isinstance(self.source, Counting) and len(self.source.titles) > 1
         for run in grown or ():
-            server = run.title.partition(" · ")[2]
+            server = run.title.partition(" · ")[2] or run.title * several
             for one in run.fresh:
                 row = {"file": self._name, "event": "window", "run_id": run.run_id, **view_of(one)}
                 self._out(row | {"server": server}, f"{server} · {line(one)}" if server else line(one))

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specscope.app.cli.common import note
-from specscope.app.loaded import bench_prompts
-from specscope.app.named import PromptRow
+from specscope.app.named import PromptRow, bench_prompts
 from specscope.app.pairs import NAMES
 from specscope.engine.bounds import check_prompt
 from specscope.engine.checkpoints.catalog import CATALOG, opening, stored_heads

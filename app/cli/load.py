@@ -9,33 +9,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specscope.app.cli import common, options
 from specscope.app.cli.inputs import MAX_PROMPT_FILE, equipped, prompt_for, prompts_of
-from specscope.app.loaded import (
-    COLUMNS,
-    TITLES,
-    Line,
-    batch_sizes,
-    bench_prompts,
-    poisson,
-    policies_of,
-    read_arrivals,
-    served_lines,
-    verdicts,
-)
-from specscope.app.named import PromptRow, able, method_keys
+from specscope.app.named import PromptRow, able, bench_prompts, method_keys
 from specscope.engine.bounds import MOST_PROMPTS, check_prompt
 from specscope.engine.errors import UsageError
 from specscope.engine.run.policies import FIXED
 from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
-    from specscope.engine.run.serving import Load
     from specscope.engine.trace.trace import Trace
 
 Requests: TypeAlias = list[tuple[float, Any]]
@@ -66,52 +52,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from specscope.app.busy import read_load
-    from specscope.app.loaded import result_of
+    from specscope.app.experiments.load import Line, Serving, policies_of, served_lines
+    from specscope.engine.run.serving import Load
 
     configs = options.parse_settings(args.fields, method_keys(args.methods))
     batches, policies = _checked(args), policies_of(args.policy, "--policy")
     keys, left_out = equipped(args, configs)
     requests = _requests(args)
-    prompts = [prompt for _, prompt in requests]
+    prompts, arrivals = [prompt for _, prompt in requests], tuple(seconds for seconds, _ in requests)
     shared = {"sampling": options.sampling_of(args, len(requests)), "limits": options.limits_of(args)}
     with common.open_store(args) as store, common.open_cluster(args) as cluster:
         if args.methods == "all":
-            keys, unable = able(keys, cluster, _load(args, requests[:1], 1))
+            keys, unable = able(keys, cluster, Load(arrivals[:1], 1, args.chunk))
             left_out |= unable
 
         def check(line: Line) -> None:
             if line.policy != FIXED:
-                cluster.check(line.method, _load(args, requests[:1], 1, line.policy), configs[line.method])
+                load = Load(arrivals[:1], 1, args.chunk, line.policy)
+                cluster.check(line.method, load, configs[line.method])
 
         lines, unserved = served_lines(keys, policies, check)
-        left_out |= unserved
+        plan = Serving(lines, left_out | unserved, batches, arrivals, args.ttft_ms, args.tpot_ms, args.chunk)
         cells: dict[Line, dict[int, Trace]] = {line: {} for line in lines}
-        before = read_load()
+        before, jobs = read_load(), plan.jobs()
         try:
-            groups = {batch: uuid.uuid4().hex[:12] for batch in batches}
-            jobs = [(line, batch) for batch in batches for line in lines]
-            for i, (line, batch) in enumerate(jobs, 1):
-                load, config = _load(args, requests, batch, line.policy), configs[line.method]
-                given = {**shared, "load": load, "config": config, "group": groups[batch]}
-                which = f"{line.policy} with batch {batch} ({i} of {len(jobs)})"
-                cells[line][batch] = common.recorded(store, cluster, line.method, prompts, given, which)
-                common.note(f"{line.name} with batch {batch} is done ({i} of {len(jobs)})")
+            for i, job in enumerate(jobs, 1):
+                line, config = job.line, configs[job.line.method]
+                given = {**shared, "load": Load(*job.load), "config": config, "group": job.group}
+                which = f"{line.policy} with batch {job.batch} ({i} of {len(jobs)})"
+                cells[line][job.batch] = common.recorded(store, cluster, line.method, prompts, given, which)
+                common.note(f"{line.name} with batch {job.batch} is done ({i} of {len(jobs)})")
         except KeyboardInterrupt:
             if cells[lines[0]]:  # what is finished is kept
-                _show(args, result_of(cells, left_out, args.ttft_ms, args.tpot_ms, "stopped before the end"))
+                _show(args, plan.result(cells, "stopped before the end"))
             raise
         warning = common.busy_warning(args, before)
-    _show(args, result_of(cells, left_out, args.ttft_ms, args.tpot_ms, warning))
+    _show(args, plan.result(cells, warning))
     return 0
 
 
-def _load(args: argparse.Namespace, requests: Requests, batch: int, policy: str = FIXED) -> Load:
-    from specscope.engine.run.serving import Load
-
-    return Load(tuple(seconds for seconds, _ in requests), batch, args.chunk, policy)
-
-
 def _checked(args: argparse.Namespace) -> list[int]:
+    from specscope.app.experiments.load import batch_sizes
+
     batches = batch_sizes(args.batch, "--batch")
     check_range("--chunk", args.chunk, 1)
     check_range("--ttft-ms", args.ttft_ms, 0, exclusive=True)
@@ -125,6 +107,8 @@ def _checked(args: argparse.Namespace) -> list[int]:
 
 
 def _requests(args: argparse.Namespace) -> Requests:
+    from specscope.app.experiments.load import poisson, read_arrivals
+
     known = read_arrivals(args.arrivals, MAX_PROMPT_FILE) if args.arrivals else []
     own = [one.prompt for one in known if one.prompt is not None]
     if own and (args.prompt is not None or args.prompt_file is not None):
@@ -149,55 +133,29 @@ def _rows(args: argparse.Namespace) -> list[PromptRow]:
 
 
 def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    from specscope.app.experiments.load import lines
+
     if args.output is not None:
         common.write_output(args.output, chart(result) if args.output.suffix == ".svg" else page(result))
-    common.answer(args, result, _lines(result))
+    common.answer(args, result, lines(result))
     sys.stdout.flush()
 
 
-def _lines(result: Mapping[str, Any]) -> Iterator[str]:
-    limits = result["limits"]
-    yield f"{result['models']} · {result['requests']} requests · {result['clock']}"
-    wide = max(20, 2 + max(map(len, result["methods"])))
-    yield f"{'method':{wide}}{'batch':>6}" + "".join(f"{title:>11}" for title, _, _ in COLUMNS)
-    for key, method in result["methods"].items():
-        for batch, row in method["batches"].items():
-            yield f"{key:{wide}}{batch:>6}" + "".join(_cell(row[name], form) for _, name, form in COLUMNS)
-    yield from verdicts(result)
-    yield from (f"{key:{wide}}left out: {reason}" for key, reason in result["left_out"].items())
-    yield f"good: first token within {limits['ttft_ms']:g} ms, further tokens {limits['tpot_ms']:g} ms in the mean"
-    yield "busy tok/s: tokens by the time in which a request waits or is served"
-    if result["warning"]:
-        yield result["warning"]
-
-
 def chart(result: Mapping[str, Any]) -> str:
+    from specscope.app.experiments.load import TITLES, series
     from specscope.engine.plot import Line, Panel, draw
 
     panels = list[Panel]()
     for name, title in TITLES:
-        lines = list[Line]()
-        for key, method in result["methods"].items():
-            rows = method["batches"].items()
-            points = [(int(batch), row[name]) for batch, row in rows if row[name] is not None]
-            lines += [Line(key, points)] if points else []
+        lines = [Line(line.name, points) for line, points in series(result, name) if points]
         panels.append(Panel(title.format(clock=result["clock"]), "batch size", lines))
     return draw(panels, columns=2)
 
 
 def page(result: Mapping[str, Any]) -> str:
-    from specscope.app.render.html import app_page, scrolling, table, text
+    from specscope.app.experiments.load import table_of, verdicts
+    from specscope.app.render.html import app_page, scrolling, text
 
-    head = ["method", "batch", *(title for title, _, _ in COLUMNS)]
-    rows = [
-        [text(key), str(batch), *(_cell(row[name], form).strip() for _, name, form in COLUMNS)]
-        for key, method in result["methods"].items()
-        for batch, row in method["batches"].items()
-    ]
     notes = "".join(f"<p>{text(line)}</p>" for line in verdicts(result))
-    body = f"{scrolling('Charts')}{chart(result)}</div>{notes}{table(head, rows, 'Figures')}"
+    body = f"{scrolling('Charts')}{chart(result)}</div>{notes}{table_of(result).html('Figures')}"
     return app_page(f"{result['models']} · {result['requests']} requests · {result['clock']}", body)
-
-
-def _cell(value: float | None, form: str) -> str:
-    return f"{'-' if value is None else format(value, form):>11}"

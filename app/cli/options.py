@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from specscope.app.named import seeded
+from specscope.engine.cluster import options as cluster
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.types import Limits, Sampling
 
@@ -32,29 +34,12 @@ MODELS: Options = PAIR | {
         "a drafting head of the target; repeatable: a method uses the first of its kind",
     ),
 }
-RUNTIME: Options = {
-    "--runtime": (str, "NAME", "local-process, local-thread, ray, or virtual (virtual with --profile)"),
-    "--address": (str, "HOST:PORT", "head of a Ray cluster, or auto for this machine's (this machine alone)"),
-    "--profile": (str, "NAME", "latency profile of a virtual cluster: a name or a .toml file"),
-    "--profile-pair": (str, "NAME", "one of the profile's pairs"),
-    "--tokens": (
-        "pair",
-        "SOURCE",
-        "virtual: pair decodes, bernoulli:RATE[:doubt=D] accepts drafts at a rate (pair)",
-    ),
-    "--forward": (
-        "auto",
-        "NAME",
-        "eager, static for fixed shapes, on CUDA as graphs, or auto: static on a GPU (auto)",
-    ),
+PLACE: Options = {
+    f"--{one.name.replace('_', '-')}": one.metadata["flag"] for one in fields(cluster.Options) if one.metadata
 }
-DEVICES: Options = {
-    "--device": ("auto", "NAME", "auto, cpu or cuda (auto)"),
-    "--dtype": ("auto", "NAME", "of the weights: float32 (CPUs), bfloat16 (GPUs) or auto (auto)"),
-    "--tp": (1, "N", "split the target over N devices, with local-process or ray (1)"),
-    "--drafter-tp": (1, "M", "split the drafter over M devices (1)"),
-    "--memory": ("", "SIZES", "bytes for models by device, as in 0=4GiB,1=4GiB; may split by layers (all)"),
-}
+"""Where models run and how they compute, declared by the engine."""
+DEVICES: Options = {flag: PLACE[flag] for flag in ("--device", "--dtype", "--tp", "--drafter-tp", "--memory")}
+"""Those of this machine's devices."""
 SERVER: Options = {
     "--remote": (False, "", "with --server: it may be on another machine, to which the prompts are sent"),
     "--at-once": (1, "N", "with --server: requests at once (1)"),
@@ -121,11 +106,14 @@ def _add_server(parser: argparse.ArgumentParser, choice: argparse._ActionsContai
 
 def check_server(args: argparse.Namespace) -> None:
     """Refuse options that a run on a server does not have, or that only such a run has."""
-    ours = (MODELS, RUNTIME, DEVICES) if args.servers else (SERVER,)
+    ours = (MODELS, PLACE) if args.servers else (SERVER,)
     given = [
         flag
-        for flag, (default, _, _) in (row for table in ours for row in table.items())
-        if getattr(args, flag[2:].replace("-", "_")) != (None if isinstance(default, type) else default)
+        for table in ours
+        for flag, (default, _, _), value in zip(
+            table, table.values(), values_of(args, table).values(), strict=True
+        )
+        if value != (None if isinstance(default, type) else default)
     ]
     given += ["--set"] * bool(args.servers and args.fields)
     if given and args.servers:
@@ -147,7 +135,13 @@ def add_generation(parser: argparse.ArgumentParser, *, required: bool = True) ->
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add what every command that decodes has: models, runtime, devices, database and JSON."""
-    add_options(parser, MODELS, RUNTIME, DEVICES, DATABASE, JSON)
+    add_options(parser, MODELS, PLACE, DATABASE, JSON)
+
+
+def values_of(args: argparse.Namespace, *tables: Options) -> dict[str, Any]:
+    """Return the values of options by their names in Python."""
+    names = [flag[2:].replace("-", "_") for table in tables for flag in table]
+    return {name: getattr(args, name) for name in names}
 
 
 def is_measured(args: argparse.Namespace) -> bool:
@@ -174,6 +168,14 @@ def parse_fields(fields: list[str]) -> dict[str, Any]:
             raise UsageError(f"--set {shown(text)} is not FIELD=VALUE")
         parsed[name] = value
     return parsed
+
+
+def parse_over(text: str) -> tuple[str, str]:
+    """Return the field and the values of a FIELD=VALUES text."""
+    name, equals, values = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--over {shown(text)} is not FIELD=VALUES")
+    return name, values
 
 
 def parse_settings(fields: list[str], keys: list[str]) -> dict[str, dict[str, Any]]:

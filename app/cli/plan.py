@@ -12,7 +12,7 @@ from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
     from specscope.engine.cluster.fit import Fit
-    from specscope.engine.cluster.local_devices import LocalDevices
+    from specscope.engine.cluster.pool import Pool
 
 
 CONTEXT: options.Options = {
@@ -27,18 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan; the exit code is 1 if the pair does not fit."""
     from specscope.engine.cluster.fit import fit
+    from specscope.engine.cluster.local_devices import planned_devices
     from specscope.engine.cluster.memory import KV_TOKENS
     from specscope.engine.cluster.open import find_pair, local_pool
     from specscope.engine.cluster.options import Options
-    from specscope.engine.cluster.planned import planned_devices
 
     with DownloadBar() as bar:
         pair = find_pair(args.pair, args.target, args.drafter, progress=bar.show, sizes_only=True)
     tokens = min(KV_TOKENS, pair.context) if args.context is None else args.context
     check_range("--context", tokens, 1, pair.context)
-    names = ("device", "dtype", "tp", "drafter_tp", "memory")
-    options = Options(**{name: getattr(args, name) for name in names})
-    pool = local_pool(pair, options, tokens, planned_devices(args.device, args.memory))
+    place = Options(**options.values_of(args, options.DEVICES))
+    pool = local_pool(pair, place, tokens, planned_devices(args.device, args.memory))
     found = fit(pool, tuple(map(Path, args.head or ())))
     assumed = _assumed(args, pool)
     lines = [f"{pair.name} · nothing is loaded; weights in {found.dtype}", *assumed, *_lines(found, tokens)]
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found.tokens >= tokens else 1
 
 
-def _assumed(args: argparse.Namespace, pool: LocalDevices) -> list[str]:
+def _assumed(args: argparse.Namespace, pool: Pool) -> list[str]:
     """Return what the plan takes for granted, a sentence each."""
     assumed = list[str]()
     if pool.devices[0].label.endswith("(not here)"):

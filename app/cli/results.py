@@ -57,7 +57,3 @@ def line_of(result: dict[str, Any]) -> str:
     lossy = "" if result["lossless"] else " · lossy"
     where = f"{result['models']} · {result['clock']}"
     return f"[{result['method']}{lossy} · {m['tokens']} tokens · {speed} · {where} · run {result['run_id']}]"
-
-
-def cell(value: float | None, form: str, width: int, unit: str = "") -> str:
-    return f"{'-' if value is None else format(value, form) + unit:>{width}}"

@@ -26,10 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limit = {"--limit": (20, "N", "list at most N runs (20)")}
     what = "runs, or sets of imported files, as one thing; repeat it to compare sets"
     parser.add_argument("--set", nargs="+", action="append", metavar="RUN", help=what)
-    options.add_options(parser, limit, options.DATABASE, options.JSON)
+    gone = "delete runs, or all runs of sets, after a question"
+    parser.add_argument("--delete", nargs="+", metavar="RUN", help=gone)
+    options.add_options(
+        parser, limit, {"--yes": (False, "", "delete without a question")}, options.DATABASE, options.JSON
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.query and (args.set or args.delete):
+        raise UsageError(f"{shown(args.query)} searches the list; with --set or --delete name runs only")
+    if args.delete:
+        return _delete(args)
     if args.set:
         return _sets(args)
     check_range("--limit", args.limit, 1, 1000)
@@ -39,13 +47,21 @@ def run(args: argparse.Namespace) -> int:
     return common.answer(args, {"runs": rows, "total": total}, _lines(rows, total))
 
 
+def _delete(args: argparse.Namespace) -> int:
+    with common.open_store(args) as store:
+        ids = store.named(args.delete)
+        what = f"these {len(ids):,} runs" if len(ids) > 1 else f"run {ids[0]}"
+        if not args.yes and not common.confirmed(f"Delete {what} and their traces? This cannot be undone."):
+            raise UsageError(f"nothing was deleted: answer y, or give --yes to delete {what}")
+        count = store.delete(ids)
+    return common.answer(args, {"deleted": ids}, [f"{count} run{'s' * (count != 1)} deleted"])
+
+
 def _sets(args: argparse.Namespace) -> int:
     from specscope.traces.export.sets import lines
     from specscope.traces.sets.compared import sets_of
     from specscope.traces.sets.members import members_of
 
-    if args.query:
-        raise UsageError(f"{shown(args.query)} searches the list; with --set name runs only")
     with common.open_readonly(args, args.set[0]) as store, common.Status("reading the runs"):
         found = sets_of([list(members_of(store.outlines(names))) for names in args.set])
     return common.answer(args, dict(found), lines(found))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.app.cli import common, options
 from specscope.app.cli.inputs import checked_prompts
-from specscope.app.cli.results import cell, line_of, result_of
+from specscope.app.cli.results import line_of, result_of
 from specscope.app.named import seeded
 from specscope.engine.errors import SpecScopeError, UsageError
 from specscope.engine.servers.session import MOST_REQUESTS, Server, connect
@@ -64,10 +64,10 @@ def compare(args: argparse.Namespace) -> int:
         "group": group,
         "servers": [
             {**figures, "server": server.found.title}
-            for server, figures in zip(servers, _figures(found), strict=True)
+            for server, figures in zip(servers, _figures(found, args.repeat), strict=True)
         ],
     }
-    return common.answer(args, result, _table(result))
+    return common.answer(args, result, _lines(result))
 
 
 def _prompts(args: argparse.Namespace) -> tuple[list[Any], Sampling]:
@@ -121,18 +121,28 @@ class _Named:
         return self._server.run(*prompts, **given)
 
 
-def _figures(found: Sequence[list[Trace]]) -> list[dict[str, Any]]:
-    """Return the figures of each server over all its runs."""
-    from specscope.app.compared import pooled, texts_of
+def _figures(found: Sequence[list[Trace]], repeat: int) -> list[dict[str, Any]]:
+    """Return the figures of each server over all its runs; the range is that of its passes."""
+    from specscope.app.experiments.doubt import doubt_of
+    from specscope.app.experiments.figures import pooled, texts_of
     from specscope.traces.comparable import comparisons
 
     rows = [pooled(traces) for traces in found]
+    parts = len(found[0]) // repeat
+    passes = [[traces[k : k + parts] for k in range(0, len(traces), parts)] for traces in found]
+    speeds = [[pooled(runs)["tokens_per_second"] or 0.0 for runs in mine] for mine in passes]
     for i, compared in enumerate(comparisons(found)):
-        plain = None if compared.baseline is None else rows[compared.baseline]["tokens_per_second"]
+        k = i if compared.baseline is None else compared.baseline
+        plain = None if compared.baseline is None else rows[k]["tokens_per_second"]
         mine = rows[i]["tokens_per_second"]
+        first, other = (dict(enumerate(passes[n][0])) for n in (i, k))
+        doubt = doubt_of(first, other, (speeds[i], speeds[k])) if k != i else None
         rows[i] |= {
             "runs": [trace.header.run_id for trace in found[i]],
             "speedup": mine / plain if mine and plain else None,
+            "speedup_low": doubt and doubt.low,
+            "speedup_high": doubt and doubt.high,
+            "speedup_from": doubt and doubt.source,
             "not_comparable": compared.reason or None,
             "equal_to_first": texts_of(found[i]) == texts_of(found[0]),
             "notes": [note for trace in found[i] for note in trace.header.environment[SERVER]["notes"]],
@@ -140,16 +150,24 @@ def _figures(found: Sequence[list[Trace]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _table(result: dict[str, Any]) -> Iterator[str]:
-    accepted = "".join(f"{'acc/' + name:>13}" for name in ("drafted", "tested", "round"))
-    yield f"{'server':32}{'tokens/s':>10}{'speed-up':>10}{'tokens':>8}{'tok/step':>10}{accepted}  text"
+def _lines(result: dict[str, Any]) -> Iterator[str]:
+    from specscope.app.experiments.compare import ACCEPTED, SPEEDS, range_text
+    from specscope.app.experiments.table import Column, Table
+
+    columns = [Column("server", "server", width=-32), *SPEEDS]
+    columns += [
+        Column("tokens_per_target_forward", "tok/step", ".2f", width=10),
+        *ACCEPTED,
+        Column("text", "  text"),
+    ]
+    rows = list[dict[str, Any]]()
     for row in result["servers"]:
-        cells = [cell(row["tokens_per_second"], ".1f", 10), cell(row["speedup"], ".2f", 10, "×")]
-        cells += [cell(row["tokens"], ",", 8), cell(row["tokens_per_target_forward"], ".2f", 10)]
-        cells += [cell(row[name], ".0%", 13) for name in ("acceptance_rate", "acceptance_rate_tested")]
         same = "identical" if row["equal_to_first"] else "differs"
+        if range_text(row):
+            same += f" · {range_text(row)} by {row['speedup_from']}"
         why = f" · no speed-up: {row['not_comparable']}" if row["not_comparable"] else ""
-        yield f"{row['server']:32}{''.join(cells)}{cell(row['accepted_per_round'], '.2f', 13)}  {same}{why}"
+        rows.append({**row, "text": f"  {same}{why}"})
+    yield from Table(columns, rows).lines()
     for row in result["servers"]:
         yield from (f"{row['server']}: {note}" for note in dict.fromkeys(row["notes"]))
     yield f"side by side: specscope report {' '.join(row['runs'][0] for row in result['servers'])} -o report.html"

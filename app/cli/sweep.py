@@ -11,22 +11,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specscope.app.cli import common, options
 from specscope.app.cli.inputs import checked_prompts, lacking
-from specscope.engine.errors import UsageError, shown
-from specscope.engine.methods import find
+from specscope.engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from specscope.app.sweeping import Swept
-    from specscope.engine.methods import Method
-    from specscope.traces.lab.axes import Axis
-    from specscope.traces.lab.sweep import Cell, Runner, Sweep
+    from specscope.traces.lab.sweep import Cell, Sweep
     from specscope.traces.store import Store
 
 OVER = (
@@ -53,63 +47,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from specscope.app.busy import read_load
-    from specscope.app.sweeping import Swept
+    from specscope.app.experiments.sweep import Swept, axes_of, decoder, plan_of, scripted
+    from specscope.app.render.lab import page
+    from specscope.traces.lab.axes import USUAL
     from specscope.traces.lab.points import points_of
-    from specscope.traces.lab.sweep import Sweep, sweep
+    from specscope.traces.lab.sweep import sweep
 
-    method = find(args.method)
-    columns, rows = _axes(method, args.axes)
-    scripted = columns.scripted or bool(rows and rows.scripted)
-    _check(args, scripted=scripted)
-    if not scripted and (reason := lacking(args, method.key, options.parse_fields(args.fields))):
+    axes = axes_of(args.method, map(options.parse_over, args.axes))
+    rates, config = any(one.scripted for one in axes), options.parse_fields(args.fields)
+    _check(args, scripted=rates)
+    if not rates and (reason := lacking(args, args.method, config)):
         raise UsageError(reason)
-    prompts = [] if scripted else checked_prompts(args)
-    measured = options.is_measured(args)
-    plan = Sweep(
-        method.key,
-        columns,
-        rows,
-        options.parse_fields(args.fields),
-        samples=args.seeds if scripted else 1 if method.batched else len(prompts),
-        passes=args.passes if args.passes is not None else 2 if measured else 1,
-        measured=measured,
-    )
-    plan.check()
-    points = points_of(plan, args.profile, args.profile_pair)
-    cells: list[Cell] = []
+    prompts = [] if rates else checked_prompts(args)
+    asked = {"measured": options.is_measured(args), "passes": args.passes, "seeds": args.seeds}
+    plan = plan_of(args.method, axes, config, len(prompts), **asked)
+    points, cells = points_of(plan, args.profile, args.profile_pair), list["Cell"]()
+
+    def opened(drafter: str) -> Any:
+        named = {} if drafter == USUAL else {"drafter": [drafter]}
+        return common.open_cluster(argparse.Namespace(**{**vars(args), **named}))
+
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(common.open_store(args))
-        runner = _scripted(args) if scripted else _decoder(args, plan, prompts, store, stack)
+        if rates:
+            runner = scripted(plan, args.profile, args.profile_pair, args.max_new_tokens)
+        else:
+            given = (options.sampling_of(args, len(prompts)), options.limits_of(args), opened)
+            runner = decoder(plan, prompts, *given, partial(common.recorded, store), stack)
         before = read_load()
         for cell in sweep(plan, runner):
             cells.append(cell)
             _follow(plan, cells, store)
-        warning = common.busy_warning(args, before)
-    if not any(cell.speedups for cell in cells):
-        raise UsageError(f"no cell has a speed-up: {cells[0].error}")
-    found = Swept(plan, cells, points, warning)
+        found = Swept(plan, cells, points, common.busy_warning(args, before))
     if found.short_answers:
         common.note(found.short_answers)
     if args.output:
-        from specscope.app.render.lab import page
-
         common.write_output(args.output, page(plan, cells, points))
-    return common.answer(args, found.to_dict(), _lines(found))
-
-
-def _axes(method: Method, texts: Sequence[str]) -> tuple[Axis, Axis | None]:
-    from specscope.app.sweeping import in_order
-    from specscope.traces.lab.axes import axis
-
-    if len(texts) > 2:
-        raise UsageError(f"--over is given {len(texts)} times; a sweep has one or two axes")
-    found: list[Axis] = []
-    for text in texts:
-        name, equals, values = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--over {shown(text)} is not FIELD=VALUES")
-        found.append(axis(method, name, values))
-    return in_order(found)
+    return common.answer(args, found.to_dict(), found.lines())
 
 
 def _check(args: argparse.Namespace, *, scripted: bool) -> None:
@@ -130,28 +104,6 @@ def _check(args: argparse.Namespace, *, scripted: bool) -> None:
         )
 
 
-def _scripted(args: argparse.Namespace) -> Runner:
-    from specscope.traces.lab.sweep import Scripted
-
-    runner = Scripted(args.profile, args.profile_pair or "", args.max_new_tokens)
-    runner.check(args.seeds)
-    return runner
-
-
-def _decoder(
-    args: argparse.Namespace, plan: Sweep, prompts: list[Any], store: Store, stack: contextlib.ExitStack
-) -> Runner:
-    from specscope.app.sweeping import decoder
-    from specscope.traces.lab.axes import USUAL
-
-    def opened(drafter: str) -> Any:
-        named = {} if drafter == USUAL else {"drafter": [drafter]}
-        return common.open_cluster(argparse.Namespace(**{**vars(args), **named}))
-
-    limits, sampling = options.limits_of(args), options.sampling_of(args, len(prompts))
-    return decoder(plan, prompts, sampling, limits, opened, partial(common.recorded, store), stack)
-
-
 def _follow(plan: Sweep, cells: Sequence[Cell], store: Store) -> None:
     """Report progress after a cell; store the traces behind it that no recorder has stored."""
     *before, cell = cells
@@ -162,21 +114,3 @@ def _follow(plan: Sweep, cells: Sequence[Cell], store: Store) -> None:
         stored = {trace.header.run_id for old in before for pair in old.traces for trace in pair}
         traces = [trace for pair in cell.traces for trace in pair]
         store.insert(*(trace for trace in traces if trace.header.run_id not in stored))
-
-
-def _lines(found: Swept) -> Iterator[str]:
-    from specscope.traces.lab.axes import value_text
-
-    plan, cells = found.plan, found.cells
-    rows = plan.rows.values if plan.rows else (None,)
-    corner = " / ".join(one.title for one in (plan.rows, plan.columns) if one)
-    where = filter(None, [found.models, found.clock or "no run"])
-    yield f"{plan.method} · {' · '.join(where)} · samples {plan.samples} · passes {plan.passes}"
-    yield f"{corner:24}" + "".join(f"{value_text(column):>20}" for column in plan.columns.values)
-    for row in rows:
-        texts = [f"{c.mean:.2f}× {c.spread}" if c.speedups else "-" for c in cells if c.row == row]
-        yield f"{'speed-up' if row is None else value_text(row):24}{''.join(f'{t:>20}' for t in texts)}"
-    for cell in (cell for cell in cells if cell.error):
-        at = "" if cell.row is None or plan.rows is None else f", {plan.rows.title} {value_text(cell.row)}"
-        yield f"{plan.columns.title} {value_text(cell.column)}{at}: {cell.error}"
-    yield from (f"paper: {point.label}" for point in found.points)

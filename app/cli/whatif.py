@@ -239,9 +239,7 @@ def _axis(text: str, trace: Trace, change: Change) -> Axis:
     from specscope.traces.lab.axes import axis
     from specscope.traces.whatif.replay import method_of
 
-    name, equals, values = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--over {shown(text)} is not FIELD=VALUES")
+    name, values = options.parse_over(text)
     found = axis(method_of(trace, change)[0], name, values)
     if found.scripted or found.drafters:
         raise UsageError(

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from specscope.app.busy import busy_since, read_load
-from specscope.app.comparison import Comparison, Race
-from specscope.app.comparison import compare as decode_all
+from specscope.app.experiments.compare import Comparison, Race, decode_all
 from specscope.app.named import PromptRow, able, method_keys
 from specscope.app.notebook.opening import arguments, bar, opened, texts
 from specscope.engine.cluster.session import Cluster

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specscope.app.experiments.table import frame
 from specscope.app.notebook import shown
-from specscope.app.notebook.frames import frame
 from specscope.app.render.analysis import difference
 from specscope.app.render.html import app_page
 from specscope.engine.errors import named_arguments

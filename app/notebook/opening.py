@@ -9,7 +9,7 @@ from typing import Any
 
 import specscope
 from specscope.app.bars import DownloadBar, is_watched, new_bar
-from specscope.engine.cluster.calls import Plain, settled
+from specscope.engine.cluster.prompts import Plain, settled
 from specscope.engine.cluster.session import Cluster
 from specscope.engine.errors import UsageError, check_names, names_of
 from specscope.engine.types import Limits, Sampling

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gzip
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
+from specscope.app.experiments.table import figures_table
 from specscope.app.render.html import text
 from specscope.engine.trace.trace import Trace
 from specscope.traces.export.assets import viewer_script, viewer_style
@@ -29,32 +30,9 @@ MOST_SPANS, LEAST_SPANS = 4000, 100
 """Spans of all runs that a frame draws at most; half as many where its bytes are too many."""
 
 
-def number(value: float | None, form: str, unit: str = "") -> str:
-    """Return a number as text; a dash for None."""
-    return "–" if value is None else format(value, form) + unit
-
-
 def output(line: str, figures: str, *parts: str) -> str:
     """Return a line of text above HTML: figures and other parts."""
     return f"<p>{text(line)}</p>{figures}{''.join(parts)}"
-
-
-def figures_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of texts: the first column names its row, the others are figures."""
-    top = _row("th", head)
-    return f'<table style="margin-bottom: 10px"><thead>{top}</thead><tbody>{"".join(_row("td", row) for row in rows)}</tbody></table>'
-
-
-def _row(cell: str, texts: Sequence[str]) -> str:
-    sides = ["left", *["right"] * len(texts)]
-    cells = (
-        f'<{cell} style="{_CELL}; text-align: {s}">{text(t)}</{cell}>'
-        for s, t in zip(sides, texts, strict=False)
-    )
-    return f"<tr>{''.join(cells)}</tr>"
-
-
-_CELL = "padding: 2px 10px"
 
 
 def folded(table: str) -> str:

@@ -7,16 +7,15 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from specscope.app.busy import busy_since, read_load
+from specscope.app.experiments.sweep import Swept, axes_of, decoder, plan_of, scripted
 from specscope.app.notebook.opening import arguments, bar, opened, texts
-from specscope.app.sweeping import Swept, decoder, in_order
 from specscope.engine.cluster.session import Cluster
 from specscope.engine.errors import UsageError, named_arguments
-from specscope.engine.methods import Method, find
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
-from specscope.traces.lab.axes import USUAL, Axis, axis, check_axis
+from specscope.traces.lab.axes import ACCEPTANCE, USUAL
 from specscope.traces.lab.points import points_of
-from specscope.traces.lab.sweep import Cell, Runner, Scripted, Sweep
+from specscope.traces.lab.sweep import Cell
 from specscope.traces.lab.sweep import sweep as cells_of
 
 
@@ -57,58 +56,33 @@ def sweep(
     """
     brief = limits is None and "max_new_tokens" not in others
     sampling, limits, models = arguments(sweep, sampling, limits, others)
-    columns, rows = _axes(find(method), over)
-    scripted = columns.scripted or bool(rows and rows.scripted)
-    profile, profile_pair = _profile(cluster, models)
-    samples = [] if scripted else texts(prompts)
-    measured = not profile and not scripted
-    count = seeds if scripted else 1 if find(method).batched else len(samples)
-    repeats = passes if passes is not None else 2 if measured else 1
-    plan = Sweep(method, columns, rows, config or {}, samples=count, passes=repeats, measured=measured)
-    plan.check()
-    with ExitStack() as stack:
-        if scripted:
-            runner = _scripted(cluster, models, Limits(64) if brief else limits, seeds)
-        else:
-            given = (sampling, limits, _opener(cluster, models), _decode)
-            runner = decoder(plan, samples, *given, stack)
-        before = read_load()
-        cells = _cells(plan, runner, progress)
-        warning = busy_since(before) if measured else ""
-    if not any(cell.speedups for cell in cells):
-        raise UsageError(f"no cell has a speed-up: {cells[0].error}")
-    return Swept(plan, cells, points_of(plan, profile, profile_pair), warning)
-
-
-def _axes(method: Method, over: Mapping[str, str | Sequence[Any]]) -> tuple[Axis, Axis | None]:
-    if not 1 <= len(over) <= 2:
-        raise UsageError(f"the sweep is over {len(over)} fields; choose one or two")
-    found = list[Axis]()
-    for name, values in over.items():
-        one = axis(method, name, values) if isinstance(values, str) else Axis(name, tuple(values))
-        check_axis(method, one)
-        found.append(one)
-    return in_order(found)
-
-
-def _profile(cluster: Cluster | None, models: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the name of the profile and its pair."""
+    profile, pair = models.get("profile"), models.get("profile_pair")
+    profile = getattr(profile, "name", profile)
     if cluster is not None:
-        return cluster.placement.profile or None, cluster.placement.details.get("profile_pair")
-    named = models.get("profile")
-    return getattr(named, "name", named), models.get("profile_pair")
-
-
-def _scripted(cluster: Cluster | None, models: Mapping[str, Any], limits: Limits, seeds: int) -> Runner:
-    places = {name: models[name] for name in ("profile", "profile_pair") if models.get(name)}
-    if cluster is not None or "profile" not in places or set(models) - {*places, "runtime"}:
-        raise UsageError(
-            "drafts of a given acceptance rate have no models: give profile, profile_pair or neither a cluster "
-            "nor models"
-        )
-    runner = Scripted(places["profile"], places.get("profile_pair", ""), limits.max_new_tokens)
-    runner.check(seeds)
-    return runner
+        profile, pair = cluster.placement.profile or None, cluster.placement.details.get("profile_pair")
+    rates = ACCEPTANCE in over
+    samples = [] if rates else texts(prompts)
+    measured = not profile and not rates
+    asked: dict[str, Any] = {"measured": measured, "passes": passes, "seeds": seeds}
+    plan = plan_of(method, axes_of(method, over.items()), config or {}, len(samples), **asked)
+    with ExitStack() as stack:
+        if rates:
+            if cluster is not None or not profile or set(models) - {"profile", "profile_pair", "runtime"}:
+                raise UsageError(
+                    "drafts of a given acceptance rate have no models: give profile, profile_pair or neither a "
+                    "cluster nor models"
+                )
+            runner = scripted(plan, models["profile"], pair, 64 if brief else limits.max_new_tokens)
+        else:
+            opener = _opener(cluster, models)
+            runner = decoder(plan, samples, sampling, limits, opener, _decode, stack)
+        before, cells = read_load(), list[Cell]()
+        step = stack.enter_context(bar(len(plan.places), "cell", progress))
+        for cell in cells_of(plan, runner):
+            cells.append(cell)
+            step()
+        warning = busy_since(before) if measured else ""
+    return Swept(plan, cells, points_of(plan, profile, pair), warning)
 
 
 def _opener(
@@ -126,14 +100,5 @@ def _opener(
     return open_with
 
 
-def _decode(cluster: Cluster, method: str, prompts: list[Any], given: dict[str, Any]) -> Trace:
+def _decode(cluster: Any, method: str, prompts: list[Any], given: dict[str, Any]) -> Trace:
     return cluster.run(method, *prompts, **given)
-
-
-def _cells(plan: Sweep, runner: Runner, shown: bool) -> list[Cell]:
-    cells = list[Cell]()
-    with bar(len(plan.places), "cell", shown) as step:
-        for cell in cells_of(plan, runner):
-            cells.append(cell)
-            step()
-    return cells

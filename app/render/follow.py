@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from specscope.app.render.html import text
+from specscope.app.render.html import run_address, text
+from specscope.traces.growing import Counting
 
 if TYPE_CHECKING:
     from specscope.app.recordings import Followed
@@ -35,14 +36,26 @@ def _line(one: Followed) -> str:
     name, note = text(run.name), run.note or ("Following." if not run.ended else "")
     if run.state == "failed" and getattr(one.source, "footer", None) is None:
         note = f"No longer followed: {run.error}."
+    servers = dict(one.source.titles) if isinstance(one.source, Counting) else {}
+    shown = servers.pop(run.run_id, "")
+    if servers and shown:
+        note = f"Shown: {shown}, one of {1 + len(servers)} servers. {note}"
+    others = [
+        _button("show", f"Show {text(title)}", run_id) if not run.ended else _link(run_id, title)
+        for run_id, title in servers.items()
+    ]
     buttons = [_button("stop", "Stop", name)] if not run.ended else [_button("again", "Follow again", name)]
     if run.state == "cancelled" and run.run_id and one.source.unfinished:
         buttons.insert(0, _button("keep", "Import what is there", name))
     return (
-        f'<div class="app-turn" data-state="{run.state}"><span class="app-lamp"></span><b>{name}</b>'
+        f'<div class="app-turn" data-state="{run.state}" data-file="{name}"><span class="app-lamp"></span><b>{name}</b>'
         f"<span>{text(figures(one.tally))}</span>"
-        f'<span role="status">{text(note)}</span><span class="app-links">{"".join(buttons)}</span></div>'
+        f'<span role="status">{text(note)}</span><span class="app-links">{"".join([*others, *buttons])}</span></div>'
     )
+
+
+def _link(run_id: str, title: str) -> str:
+    return f'<a href="{run_address([run_id])}">{text(title)}</a>'
 
 
 def _button(action: str, title: str, name: str) -> str:

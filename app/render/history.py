@@ -13,6 +13,7 @@ from specscope.engine.trace.trace import Trace
 from specscope.traces.export.sets import html as sets_html
 from specscope.traces.imported import is_foreign
 from specscope.traces.sets.compared import SetsView, sets_of
+from specscope.traces.sets.figures import One
 from specscope.traces.sets.members import members_of
 from specscope.traces.sets.sentences import plural
 from specscope.traces.store import Summary
@@ -149,8 +150,9 @@ def opened_set(names: Sequence[str], sets: SetsView, message: str = "") -> str:
     return (
         f'<div class="app-opened" data-runs="{text(",".join(ids))}"><h2>One set of {number:,}</h2>'
         f'<span class="app-links"><a href="{run_address(ids)}">Permalink</a>'
-        f'<a href="{report_address(ids)}" download>Download report</a></span>{said}</div>'
-        f"{sets_html(sets, lambda run: run_address([run]))}"
+        f'<a href="{report_address(ids)}" download>Download report</a>'
+        f'<button type="button" class="ss-button" data-remove="{text(",".join(names))}">Delete the set</button></span>{said}</div>'
+        f"{sets_html(sets, _request_address)}"
     )
 
 
@@ -161,7 +163,11 @@ def folded_set(traces: Sequence[Trace]) -> str:
         return ""
     opened = " open" if traces[0].windows else ""
     what = f"Its {plural(len(members), members[0].noun)} as one set"
-    return f'<details class="app-past app-set"{opened}><summary>{what}</summary>{sets_html(sets_of([members]))}</details>'
+    return f'<details class="app-past app-set"{opened}><summary>{what}</summary>{sets_html(sets_of([members]), _request_address)}</details>'
+
+
+def _request_address(row: One) -> str:
+    return run_address([row["run"]], row["part"])
 
 
 def _export(run: str, form: str) -> str:

@@ -19,9 +19,10 @@ def text(value: Any) -> str:
     return escape(str(value).encode("utf-8", "replace").decode("utf-8"))
 
 
-def run_address(runs: Sequence[str]) -> str:
-    """Return the address of stored runs in the playground."""
-    return f"/?run={','.join(map(quote, runs))}"
+def run_address(runs: Sequence[str], part: int | None = None) -> str:
+    """Return the address of stored runs, or of a sequence or window of the first one."""
+    at = "" if part is None else f"#sequence=0.{part}"
+    return f"/?run={','.join(map(quote, runs))}{at}"
 
 
 def badge(value: Any, kind: str = "", title: str = "") -> str:
@@ -85,6 +86,16 @@ COLOURS = {
     "dsi": ("#008060", "#35c79a", "dot"),
 }
 """Name of a curve -> its colour on light and on dark ground, and its dashes."""
+
+
+STYLES = (
+    ("#0072b2", "#56b4e9", "solid"),
+    ("#b25a00", "#e69f00", "dash"),
+    ("#008060", "#35c79a", "dot"),
+    ("#8f3f71", "#cc79a7", "dashdot"),
+    ("#4d4d4d", "#b3b3b3", "longdash"),
+)
+"""Colour on light and on dark ground, and dashes, of the lines of a chart."""
 
 
 def curve(name: str, title: str, x: Sequence[float], y: Sequence[float], **facts: Any) -> Any:

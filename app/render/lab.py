@@ -1,34 +1,20 @@
-"""HTML of the Lab and the Load tab: heat map, papers' points, verdicts, charts, a sweep's file."""
+"""HTML of a sweep: heat map, papers' points, chart, and its file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specscope.app.loaded import COLUMNS, TITLES, Line, line_of, verdicts
-from specscope.app.render.html import app_page, badge, figure, line, run_address, scrolling, table, text
+from specscope.app.render.html import STYLES, app_page, badge, figure, line, run_address, scrolling, text
 from specscope.engine.methods import METHODS
 from specscope.traces.lab.axes import Value, value_text
 from specscope.traces.lab.points import Point
 from specscope.traces.lab.sweep import Cell, Sweep, best
-from specscope.traces.requests import requests
-
-if TYPE_CHECKING:
-    from specscope.app.runs import LiveRun
-    from specscope.app.tabs.experiments import LoadCell, LoadPlan
 
 SLOWEST, FASTEST = 0.5, 1.5
 """Speed-ups of the strongest colours; a larger one in the map replaces `FASTEST`."""
 PITCH = 43
 """Pixels from one row of the map to the next (`.app-heat` in assets/app.css)."""
-STYLES = (
-    ("#0072b2", "#56b4e9", "solid"),
-    ("#b25a00", "#e69f00", "dash"),
-    ("#008060", "#35c79a", "dot"),
-    ("#8f3f71", "#cc79a7", "dashdot"),
-    ("#4d4d4d", "#b3b3b3", "longdash"),
-)
-"""Colour on light and on dark ground, and dashes, of the lines of a chart."""
 PAPER = ("#767676", "#8f8f8f", "solid")
 
 
@@ -212,67 +198,3 @@ def _cell(cell: Cell | None, framed: Sequence[Cell | None], top: float, marks: s
         else f'<span title="{text(unlinked)}">{number}</span>'
     )
     return f'<td class="app-{kind}{mark}" style="--weight:{100 * weight:.0f}%">{body}{marks}</td>'
-
-
-def load_progress(plan: LoadPlan, done: int, cell: LoadCell | None = None, run: LiveRun | None = None) -> str:
-    now = list[str]()
-    if cell is not None and run is not None:
-        now.append(f"{cell.line.title}, batch {cell.batch}: {_state(plan, run)}")
-    return progress(done, len(plan.cells), "runs", *now)
-
-
-def _state(plan: LoadPlan, run: LiveRun) -> str:
-    """Return what a run does: how many of its requests got their first token, once it runs."""
-    if run.state != "running" or (trace := run.trace()) is None:
-        return run.state
-    begun = sum(one.ttft is not None for one in requests(trace))
-    return f"{begun} of {len(plan.arrivals)} requests have their first token"
-
-
-def load_result(result: Mapping[str, Any], *, links: bool = True) -> str:
-    """Return verdicts, charts and table of the runs that are done; see `app.loaded.result_of`."""
-    limits = result["limits"]
-    good = f"first token within {limits['ttft_ms']:g} ms, further tokens {limits['tpot_ms']:g} ms in the mean"
-    facts = f"{result['requests']} requests · good: {good}"
-    left_out = [f"{name} is left out: {reason}" for name, reason in result["left_out"].items()]
-    lines = "".join(f"<li>{text(sentence)}</li>" for sentence in [*verdicts(result, _title), *left_out])
-    warning = f'<p class="app-note app-warning">{text(result["warning"])}</p>' if result["warning"] else ""
-    return (
-        f'<p class="app-note">{badge(result["clock"])} {text(facts)}</p>{warning}'
-        f"{lines and f'<ul class=app-verdicts>{lines}</ul>'}{_load_charts(result)}{_load_table(result, links=links)}"
-    )
-
-
-def _title(line: Line) -> str:
-    return line.title
-
-
-def _load_charts(result: Mapping[str, Any]) -> str:
-    sizes = sorted({int(batch) for method in result["methods"].values() for batch in method["batches"]})
-    if len(sizes) < 2:
-        return ""
-    ticks = {"type": "log", "tickvals": sizes, "ticktext": list(map(str, sizes))}
-    axes = {"xaxis": {"title": {"text": "batch size"}, **ticks}, "yaxis": {"rangemode": "tozero"}}
-    found = list[str]()
-    for name, title in TITLES:
-        lines = list[Any]()
-        for i, method in enumerate(result["methods"].values()):
-            points = [(int(b), row[name]) for b, row in method["batches"].items() if row[name] is not None]
-            x, y = [b for b, _ in points], [value for _, value in points]
-            style = STYLES[i % len(STYLES)]
-            lines.append(line(style, line_of(method).title, x, y, mode="lines+markers"))
-        heading = title.format(clock="virtual" if result["virtual"] else "measured")
-        drawn = figure(lines, f"{heading} by batch size", 230, showlegend=not found, **axes)
-        found.append(f"<figure><figcaption>{text(heading)}</figcaption>{drawn}</figure>")
-    return f'<div class="app-load-charts">{"".join(found)}</div>'
-
-
-def _load_table(result: Mapping[str, Any], *, links: bool) -> str:
-    rows = list[list[str]]()
-    for method in result["methods"].values():
-        title = text(line_of(method).title)
-        for batch, row in method["batches"].items():
-            opened = f'<a href="{run_address([row["run"]])}" title="open this run\'s timeline">{title}</a>'
-            cells = ["–" if row[name] is None else format(row[name], form) for _, name, form in COLUMNS]
-            rows.append([opened if links else title, str(batch), *map(text, cells)])
-    return table(["method", "batch", *(title for title, _, _ in COLUMNS)], rows, "Figures by batch size")

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from html import escape
 from math import ceil
 from textwrap import wrap
+from typing import Any
 
-from specscope.app.render.html import app_page, run_address, scrolling, table, text
+from specscope.app.experiments.table import Column, Table
+from specscope.app.render.html import app_page, run_address, scrolling, text
 from specscope.traces.lab.plan import Plan, assumptions
 from specscope.traces.lab.winners import EQUAL, VALUES, Result, Winner, winner
 
@@ -116,24 +118,21 @@ def spread_text(one: Result) -> str:
     return f"{one.speedup:.2f}×{ranged}"
 
 
-HEAD = ("c", "acceptance", "method", "devices", "speed-up", "closed form", "per device", "settings")
+PLACE = (Column("c", "c"), Column("rate", "acceptance", "g"))
+COLUMNS = (
+    Column("key", "method"),
+    Column("devices", "devices"),
+    Column("spread", "speed-up"),
+    Column("form", "closed form", ".2f"),
+    Column("each", "per device", ".2f"),
+    Column("settings", "settings"),
+)
 
 
-def rows_of(results: Sequence[Result]) -> list[list[str]]:
-    """Return the table's rows, as HTML."""
-    return [
-        [
-            str(one.c),
-            f"{one.rate:g}",
-            text(one.key),
-            str(one.devices),
-            spread_text(one),
-            f"{one.form:.2f}" if one.form else "–",
-            f"{one.speedup / one.devices:.2f}",
-            text(", ".join(f"{name} {value:g}" for name, value in one.config.items())),
-        ]
-        for one in results
-    ]
+def _row(one: Result) -> dict[str, Any]:
+    settings = ", ".join(f"{name} {value:g}" for name, value in one.config.items())
+    figures = {"form": one.form or None, "each": one.speedup / one.devices}
+    return {**one.facts(), **figures, "spread": spread_text(one), "settings": settings}
 
 
 def map_html(plan: Plan, results: Sequence[Result], by: str) -> str:
@@ -143,15 +142,15 @@ def map_html(plan: Plan, results: Sequence[Result], by: str) -> str:
 def race_html(results: Sequence[Result]) -> str:
     """Return the results of a place, the fastest first, with links to their traces."""
     ranked = sorted(results, key=lambda one: one.speedup, reverse=True)
-    rows = [
-        [f'<a href="{run_address([t.header.run_id for t in one.traces])}">{cells[2]}</a>', *cells[3:]]
-        for one, cells in zip(ranked, rows_of(ranked), strict=True)
+    links = [
+        f'<a href="{run_address([t.header.run_id for t in one.traces])}">{text(one.key)}</a>'
+        for one in ranked
     ]
-    return table(list(HEAD[2:]), rows, "Race at this place")
+    return Table(COLUMNS, [*map(_row, ranked)]).html("Race at this place", links)
 
 
 def page(plan: Plan, results: Sequence[Result]) -> str:
     """Return both maps and all numbers as a page of its own, which needs no server."""
     maps = "".join(map_html(plan, results, by) for by in VALUES)
-    body = f"{maps}{table(list(HEAD), rows_of(results), 'All results')}"
+    body = f"{maps}{Table([*PLACE, *COLUMNS], [*map(_row, results)]).html('All results')}"
     return app_page(f"Which method is the fastest · virtual · {plan.profile}", body)

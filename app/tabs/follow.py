@@ -50,12 +50,13 @@ class Following:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        script = "SpecScopeApp.following(element, trigger, watch, ['stopped', 'kept', 'followed']);"
+        script = "SpecScopeApp.following(element, trigger, watch, ['stopped', 'kept', 'followed', 'chosen']);"
         self.line = plain_html(js_on_load=script, elem_id="follow-line")
         with gr.Row(elem_id="follow-panes", elem_classes="specscope"):
             self.panes = [gr.HTML(visible=False, apply_default_css=False) for _ in range(MAX_COMPARED)]
         self.shown = [self.line, *self.panes]
         self.line.stopped(self.stop, None, None, **QUIET)
+        self.line.chosen(self.choose, None, None, **QUIET)
         self.line.kept(self.keep, None, self.line, **QUIET)
 
     def start(self, names: Sequence[object]) -> list[Followed]:
@@ -76,6 +77,9 @@ class Following:
 
     def stop(self, event: gr.EventData) -> None:
         self.service.follower.stop(str(event.file))
+
+    def choose(self, event: gr.EventData) -> None:
+        self.service.follower.show(str(event.file), str(event.run))
 
     def keep(self, event: gr.EventData) -> Update:
         """Import what a file holds that is no longer followed."""

@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from specscope.app import pairs
-from specscope.app.loaded import bench_prompts
+from specscope.app.named import bench_prompts
 from specscope.app.ray import RUNTIME, Ray
 from specscope.app.render.html import note
 from specscope.app.tabs.library import absent_note

@@ -44,7 +44,7 @@ class History:
             self._build_list()
         with gr.Column(elem_id="history-open", elem_classes="app-plain", visible=False) as self.detail:
             self.back = gr.Button("All runs", elem_id="history-back", **SMALL)
-            script = "SpecScopeApp.heading(element, watch);"
+            script = "SpecScopeApp.heading(element, watch, trigger, ['removed']);"
             self.heading = plain_html(elem_id="history-heading", js_on_load=script)
             self.following = Following(service)
             self.viewer = build_viewer("history-viewer")
@@ -116,6 +116,8 @@ class History:
         ):
             opening.then(self.analyse, self.viewer, self.analysis.shown, **QUIET)
         self.delete.click(self.ask_delete, self.place, [self.confirm, self.question], **QUIET)
+        asked = list(dict.fromkeys([*self.left, self.question]))
+        self.heading.removed(self.ask_delete_set, view, asked, **QUIET)
         self.keep.click(lambda: gr.update(visible=False), None, self.confirm, **QUIET)
         self.really.click(self.delete_runs, view, listed, **QUIET)
         imported = list(dict.fromkeys([*listed, self.search, *shown]))
@@ -324,6 +326,15 @@ class History:
             self.confirm: gr.update(visible=n > 0),
             self.question: f"<p>Delete {runs} and their traces? This cannot be undone.</p>",
         }
+
+    def ask_delete_set(self, query: str, place: Place, event: gr.EventData) -> Update:
+        """Show the list with the runs of a set selected, and ask whether to delete them."""
+        try:
+            selected = self._store().named(str(event.runs).split(","))
+        except SpecScopeError as error:
+            return self.list_again(query, place) | {self.message: alert(str(error))}
+        place = _place(query, selected=selected)
+        return self.list_again(query, place) | self.ask_delete(place)
 
     def delete_runs(self, query: str, place: Place) -> Update:
         offset, selected = _read(place)

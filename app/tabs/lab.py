@@ -1,64 +1,199 @@
-"""The Lab and the Load tab: sweeps of a method's settings, and requests under load."""
+"""The Lab: a sweep's settings on the page, its runs, and the tab."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import gradio as gr
 
 from specscope.app import pairs
 from specscope.app.busy import busy_since, read_load
-from specscope.app.examples import lab_example, lab_settings, load_example, load_settings
-from specscope.app.loaded import Line, result_of
+from specscope.app.experiments.sweep import axes_of, plan_of, scripted
 from specscope.app.render.html import alert, note
-from specscope.app.render.lab import load_progress, load_result, sweep_progress, sweep_result
+from specscope.app.render.lab import sweep_progress, sweep_result
+from specscope.app.runs import LiveRun, RunRequest
 from specscope.app.service import Service
-from specscope.app.tabs.experiments import (
-    AT_ONCE,
+from specscope.app.tabs.requests import MOST_PASSES, VIRTUAL, FormError, at, check_profile, lines_of
+from specscope.app.tabs.settings import (
     HERE,
-    MODELS_ROW,
-    RATE,
-    TIMES,
-    LoadPlan,
-    LoadSettings,
-    SweepSettings,
-    load_plan,
-    servable,
-    serve,
-    sweep_work,
+    Controls,
+    asked,
+    check,
+    clusters,
+    ids_of,
+    marked,
+    models,
+    read,
+    row,
 )
-from specscope.app.tabs.requests import MOST_PASSES
-from specscope.app.tabs.wiring import CHARTS, QUIET, SMALL, State, Stops, build_message, plain_html
+from specscope.app.tabs.wiring import CHARTS, QUIET, State, Stops, build_message, plain_html
+from specscope.engine.bounds import check_prompt
 from specscope.engine.checkpoints.forms import FORMS
-from specscope.engine.errors import SpecScopeError, UsageError
-from specscope.engine.methods import BASELINE, METHODS, Setting
-from specscope.engine.run.policies import POLICIES
-from specscope.engine.simulate.profile import Profile, profiles
+from specscope.engine.errors import SpecScopeError, UsageError, shown
+from specscope.engine.methods import METHODS, Setting
+from specscope.engine.simulate.profile import Profile
 from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, check_range
 from specscope.traces.lab.axes import (
     ACCEPTANCE,
     DRAFTER,
     USUAL,
+    Axis,
     can_be_scripted,
     has_drafter,
     numeric,
     sweepable,
 )
-from specscope.traces.lab.sweep import Cell, sweep
+from specscope.traces.lab.points import Point, points_of
+from specscope.traces.lab.sweep import MOST_SEEDS, MOST_TOKENS, Cell, Job, Runner, Sweep, sweep
 
 _SWEEP = (
     "Every cell is a run of the method's own code: speed-up over plain decoding under the same conditions, the mean of "
     "the seeds or prompts ± half of their range. Against acceptance, drafts are right at a given rate and no model "
     "decodes; against drafters, each one has a row; otherwise the models decode your prompts. A cell opens its trace."
 )
-_LOAD = (
-    "From which batch size on does a method stop paying? Requests arrive while others decode: each waits for a KV "
-    "slot, and its prompt joins the forwards of the others in chunks; the last one gives its first token. "
-    "Plain decoding runs beside every method. Each run is stored, and opens from the table."
-)
 RATES = "0.5, 0.6, 0.7, 0.8, 0.9"
+MODELS_ROW = "none"
+"""Value of the second axis for a sweep over one field."""
+MOST_PROMPTS = 8
+MOST_RUNS = 240
+"""Most runs of a sweep with models, plain decoding included: others wait meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabSettings:
+    """The values of the Lab's controls."""
+
+    method: str = asked("Method", choices=lambda: [(METHODS[k].title, k) for k in sweepable()])
+    field: str = asked("Sweep over")
+    values: str = asked("Values")
+    rows: str = asked("Against")
+    """Second axis: a field, `ACCEPTANCE`, `DRAFTER` or `MODELS_ROW`."""
+    row_values: str = asked("Rates, drafters or values")
+    profile: str = asked("Cluster", choices=clusters)
+    """A profile's name, or `HERE`."""
+    pair: str = asked("Modelled pair")
+    """The profile's default if empty."""
+    tokens: int = asked("Tokens", bounds=(1, MOST_TOKENS))
+    seeds: int = asked("Seeds", bounds=(0, MOST_SEEDS))
+    models: str = asked("Models", choices=models)
+    prompts: str = asked("Prompts, one per line", lines=2, max_lines=8)
+    passes: int = asked(
+        "Passes of measured runs",
+        kind=gr.Radio,
+        choices=lambda: [*range(1, MOST_PASSES + 1)],
+        bounds=(1, MOST_PASSES),
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "lab")
+
+
+def usual_settings() -> LabSettings:
+    return LabSettings(**read("lab")["settings"])
+
+
+class SweepWork(NamedTuple):
+    """A sweep that can begin."""
+
+    plan: Sweep
+    run: Runner
+    points: list[Point]
+
+
+def sweep_work(given: LabSettings, service: Service, stop: threading.Event) -> SweepWork:
+    with at("lab-values", ids_of(given, "lab")):
+        plan, points, prompts = planned(given)
+        if plan.scripted:
+            return SweepWork(plan, scripted(plan, given.profile, given.pair, given.tokens), points)
+        runs = 2 * len(plan.places) * plan.samples * plan.passes
+        check_range("the number of runs, two for each cell, prompt and pass,", runs, 0, MOST_RUNS)
+        with at("lab-prompts"):
+            check_range("the number of prompts", len(prompts), 1, MOST_PROMPTS)
+            for prompt in prompts:
+                check_prompt(prompt)
+        with at("lab-models"):
+            limits, place = Limits(given.tokens), (given.profile, given.pair)
+            request = request_of(given.models, [given.method], prompts, limits, *place)
+    messages = (request.prompt, *request.further)
+
+    def decode(job: Job) -> Trace:
+        """Queue a job at the service, and wait for its end."""
+        first, *further = messages if METHODS[job.method].batched else [messages[job.sample]]
+        drafter = () if job.drafter == USUAL else (job.drafter,)
+        asked = {"method": job.method, "config": job.config, "group": job.group, "drafter": drafter}
+        run = service.start(replace(request, prompt=first, further=tuple(further), **asked))
+        for _ in waiting(run, stop):
+            pass
+        return run.result()
+
+    return SweepWork(plan, decode, points)
+
+
+def planned(given: LabSettings) -> tuple[Sweep, list[Point], Sequence[str]]:
+    """Return the plan, the papers' points beside it, and the prompts."""
+    with at("lab-profile"):
+        check_profile(given.profile, HERE)
+    if given.method not in sweepable():
+        message = f"{shown(given.method)} has no sweep; choose one of {', '.join(sweepable())}"
+        raise FormError("lab-method", message)
+    axes = axes_of(given.method, [(str(given.field), str(given.values))])
+    if given.rows != MODELS_ROW:
+        with at("lab-row-values"):
+            axes += axes_of(given.method, [(str(given.rows), str(given.row_values))])
+            _check_drafters(axes[1])
+    prompts, measured = lines_of(given.prompts), given.profile == HERE
+    more: dict[str, Any] = {
+        "measured": measured,
+        "passes": given.passes if measured else 1,
+        "seeds": given.seeds,
+    }
+    plan = plan_of(given.method, axes, {}, len(prompts), **more)
+    with at("lab-pair"):
+        if not measured:
+            Profile.load(given.profile).latency(given.pair or None)
+        return plan, points_of(plan, None if measured else given.profile, given.pair), prompts
+
+
+def waiting(run: LiveRun, stop: threading.Event, pause: float = 0.05) -> Iterator[None]:
+    """Yield every `pause` seconds until a run has ended; it is cancelled if the page is closed."""
+    try:
+        while not run.wait(pause):
+            if stop.is_set():
+                run.cancel()
+            yield
+    finally:
+        if not run.ended:
+            run.cancel()
+
+
+def request_of(
+    models: str, methods: Sequence[str], prompts: Sequence[str], limits: Limits, profile: str, pair: str
+) -> RunRequest:
+    """Return what all runs of an experiment share; refuse what the models cannot run."""
+    if models not in pairs.NAMES:
+        raise UsageError(f"there are no models {shown(models)}; choose one of {', '.join(pairs.NAMES)}")
+    for method in (METHODS[key] for key in methods):
+        if lacking := pairs.lacks(models, method.layout(method.configure({}))):
+            raise UsageError(
+                f"{method.title} needs {lacking}, and {pairs.label(models)} has none; choose another method or other "
+                "models"
+            )
+    virtual = {"runtime": VIRTUAL, "profile": profile, "profile_pair": pair or None}
+    place: dict[str, Any] = {} if profile == HERE else virtual
+    first, *further = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    return RunRequest(methods[0], first, tuple(further), limits=limits, pair=models, **place)
+
+
+def _check_drafters(rows: Axis) -> None:
+    """Refuse a drafter that is a path: it would name a folder of the server."""
+    known: tuple[str, ...] = (USUAL, *FORMS)
+    asked: Iterable[Any] = rows.values if rows.drafters else ()
+    if unknown := [value for value in asked if value not in known]:
+        raise UsageError(f"there is no drafter {shown(unknown[0])}; choose among {', '.join(known)}")
 
 
 class Lab:
@@ -66,55 +201,42 @@ class Lab:
 
     def __init__(self, service: Service, pair: str | None = None) -> None:
         self.service, self.stops = service, Stops()
-        first = lab_settings()
+        first = usual_settings()
+        self.controls = made = Controls("lab", first)
         with gr.Column(elem_id="lab", elem_classes="app-card"):
             gr.HTML("<h2>Sweep the settings of a method</h2>" + note(_SWEEP))
-            with _row():
-                self._build_axes(first)
-            with _row():
-                self.profile, self.pair = _build_cluster(first.profile, first.pair, "lab")
-                self.tokens = gr.Number(first.tokens, precision=0, label="Tokens", elem_id="lab-tokens")
-                self.seeds = gr.Number(first.seeds, precision=0, label="Seeds", elem_id="lab-seeds")
-                self.start, self.stop = _build_buttons("Sweep", "lab")
-            with _row(visible=False) as self.decoded:
-                self.models = _build_models(pair or pairs.opening(), "Models", "lab")
-                label = "Prompts, one per line"
-                more: dict[str, Any] = {"lines": 2, "max_lines": 8, "elem_id": "lab-prompts"}
-                self.prompts = gr.Textbox(first.prompts, label=label, **more)
-                passes, label = list(range(1, MOST_PASSES + 1)), "Passes of measured runs"
-                self.passes = gr.Radio(passes, value=first.passes, label=label, elem_id="lab-passes")
+            with row():
+                made.add("method")
+                made.add("field", choices=_fields(first.method)["choices"])
+                made.add("values")
+                made.add("rows", choices=_rows(first.method)["choices"])
+                made.add("row_values")
+            with row():
+                made.add_cluster("profile", "pair")
+                made.add("tokens", "seeds")
+                self.start, self.stop = made.add_buttons("Sweep")
+            with row(visible=False) as self.decoded:
+                made.add("models", value=pair or pairs.opening())
+                made.add("prompts", "passes")
             self.message = build_message("lab-message")
             self.map = plain_html(elem_id="lab-map", js_on_load=CHARTS)
             self.name = gr.Textbox("", visible=False)
         self._connect()
 
-    def _build_axes(self, first: SweepSettings) -> None:
-        titles = [(METHODS[k].title, k) for k in sweepable()]
-        fields, rows = _fields(first.method)["choices"], _rows(first.method)["choices"]
-        self.method = gr.Dropdown(titles, value=first.method, label="Method", elem_id="lab-method")
-        self.field = gr.Dropdown(fields, value=first.field, label="Sweep over", elem_id="lab-field")
-        self.values = gr.Textbox(first.values, label="Values", max_lines=1, elem_id="lab-values")
-        self.rows = gr.Dropdown(rows, value=first.rows, label="Against", elem_id="lab-rows")
-        named = {"label": "Rates, drafters or values", "elem_id": "lab-row-values"}
-        self.row_values = gr.Textbox(first.row_values, max_lines=1, **named)
-
     def _connect(self) -> None:
-        given = [
-            *(self.method, self.field, self.values, self.rows, self.row_values),
-            *(self.profile, self.pair, self.tokens, self.seeds),
-            *(self.models, self.prompts, self.passes),
-        ]
-        against = [self.row_values, self.decoded, self.seeds]
-        self.method.change(self.offer, self.method, [self.field, self.values, self.rows, *against], **QUIET)
-        self.field.change(self.offer_values, [self.method, self.field], self.values, **QUIET)
-        self.rows.change(self.offer_rows, [self.method, self.rows], against, **QUIET)
-        self.stops.connect(self.start, self.stop, self.run, given, [self.name, self.message, self.map])
+        one = self.controls
+        against = [one["row_values"], self.decoded, one["seeds"]]
+        offered = [one["field"], one["values"], one["rows"], *against]
+        one["method"].change(self.offer, one["method"], offered, **QUIET)
+        one["field"].change(self.offer_values, [one["method"], one["field"]], one["values"], **QUIET)
+        one["rows"].change(self.offer_rows, [one["method"], one["rows"]], against, **QUIET)
+        self.stops.connect(self.start, self.stop, self.run, one.inputs, [self.name, self.message, self.map])
 
     # -- event handlers
 
     def first(self, name: str) -> Any:
         """Show the finished example, until a sweep has run: its charts import plotly."""
-        return gr.skip() if name else lab_example()
+        return gr.skip() if name else example()
 
     def offer(self, method: str) -> list[Any]:
         if method not in sweepable():
@@ -134,9 +256,9 @@ class Lab:
         return [values, gr.update(visible=not scripted), gr.update(visible=scripted)]
 
     def run(self, *given: Any) -> Iterator[State]:
-        return self.stops.states(lambda stop: self._work(SweepSettings(*given), stop))
+        return self.stops.states(lambda stop: self._work(self.controls.settings(given), stop))
 
-    def _work(self, given: SweepSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
+    def _work(self, given: LabSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
         work, cells, before = sweep_work(given, self.service, stop), list[Cell](), read_load()
         plan = work.plan
         yield sweep_progress(plan, cells), sweep_result(plan, cells, work.points)
@@ -156,120 +278,19 @@ class Lab:
         yield message, sweep_result(plan, cells, work.points, drawn=True)
 
 
-class LoadTab:
-    """The tab of requests under load: its components and their event handlers."""
-
-    def __init__(self, service: Service) -> None:
-        self.service, self.stops = service, Stops()
-        first = load_settings()
-        with gr.Column(elem_id="load", elem_classes="app-card"):
-            gr.HTML("<h2>Serve requests under load</h2>" + note(_LOAD))
-            titles = [(METHODS[key].title, key) for key in servable() if key != BASELINE]
-            named = {"label": "Methods beside plain decoding", "elem_id": "load-methods"}
-            self.methods = gr.Dropdown(titles, value=first.methods, multiselect=True, **named)
-            titles = [(f"{name}: {what}", name) for name, what in POLICIES.items()]
-            named = {"label": "Policies of drafts, one line of the charts each", "elem_id": "load-policies"}
-            self.policies = gr.Dropdown(titles, value=[*first.policies], multiselect=True, **named)
-            with _row():
-                self.profile, self.pair = _build_cluster(first.profile, first.profile_pair, "load")
-                self.models = _build_models(first.models, "Models that decode", "load")
-            with _row():
-                self._build_requests(first)
-            with _row():
-                self.sizes = gr.Textbox(first.sizes, label="Batch sizes", max_lines=1, elem_id="load-sizes")
-                self.ttft = gr.Number(first.ttft_ms, label="Good: first token within ms", elem_id="load-ttft")
-                self.tpot = gr.Number(first.tpot_ms, label="and ms per further token", elem_id="load-tpot")
-                self.start, self.stop = _build_buttons("Serve", "load")
-            self.message = build_message("load-message")
-            self.result = plain_html(elem_id="load-result", js_on_load=CHARTS)
-            self.name = gr.Textbox("", visible=False)
-        self._connect()
-
-    def _build_requests(self, first: LoadSettings) -> None:
-        ways = [("All at once", AT_ONCE), ("At a rate", RATE), ("At these times", TIMES)]
-        self.arriving = gr.Dropdown(
-            ways, value=first.arriving, label="Requests arrive", elem_id="load-arriving"
-        )
-        self.rate = gr.Number(first.rate, label="Requests per second", visible=False, elem_id="load-rate")
-        hidden = {"lines": 3, "max_lines": 8, "visible": False, "elem_id": "load-times"}
-        self.times = gr.Textbox(first.times, label="Seconds, one per line", **hidden)
-        self.requests = gr.Number(first.requests, precision=0, label="Requests", elem_id="load-requests")
-        self.tokens = gr.Number(first.tokens, precision=0, label="New tokens of each", elem_id="load-tokens")
-        named = {"label": "Prompts, one per line", "placeholder": "Empty: the bench's prompts."}
-        named["elem_id"] = "load-prompts"
-        self.prompts = gr.Textbox(first.prompts, lines=1, max_lines=6, **named)
-
-    def _connect(self) -> None:
-        given = [
-            *(self.methods, self.models, self.profile, self.pair, self.arriving, self.rate, self.times),
-            *(self.requests, self.sizes, self.tokens, self.ttft, self.tpot, self.prompts),
-            self.policies,
-        ]
-        self.arriving.change(self.offer, self.arriving, [self.rate, self.times, self.requests], **QUIET)
-        self.stops.connect(self.start, self.stop, self.run, given, [self.name, self.message, self.result])
-
-    # -- event handlers
-
-    def first(self, name: str) -> Any:
-        return gr.skip() if name else load_example()
-
-    def offer(self, arriving: str) -> list[Any]:
-        shown = (arriving == RATE, arriving == TIMES, arriving != TIMES)
-        return [gr.update(visible=visible) for visible in shown]
-
-    def run(self, *given: Any) -> Iterator[State]:
-        return self.stops.states(lambda stop: self._work(LoadSettings(*given), stop))
-
-    def _work(self, given: LoadSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
-        plan, done, before, drawn = load_plan(given), 0, read_load(), ""
-        cells: dict[Line, dict[int, Trace]] = {}
-        last = {cell.batch: cell for cell in plan.cells}.values()
-        yield load_progress(plan, done), drawn
-        try:
-            for cell, run, trace in serve(plan, self.service, stop):
-                if trace is not None:
-                    done += 1
-                    cells.setdefault(cell.line, {})[cell.batch] = trace
-                    drawn = _result(plan, cells) if cell in last else drawn
-                yield load_progress(plan, done, cell, run), drawn
-        except SpecScopeError as error:
-            over = note("Stopped: the finished runs are shown." if cells else str(error))
-            yield over if stop.is_set() else alert(error), _result(plan, cells)
-        else:
-            warning = "" if plan.request.profile else busy_since(before)
-            yield note(f"{done} runs."), _result(plan, cells, warning)
+def example() -> str:
+    """Return heat map and chart of the finished example; its cells have no traces to open."""
+    found = read("lab")
+    plan, points, _ = planned(usual_settings())
+    cells = [Cell(row, column, tuple(map(tuple, speeds)), ()) for row, column, speeds in found["cells"]]
+    return marked("Sweep", found["clock"]) + sweep_result(plan, cells, points, drawn=True, links=False)
 
 
-def _row(**more: Any) -> gr.Row:
-    return gr.Row(elem_classes="app-whatif", equal_height=True, **more)
-
-
-def _build_cluster(profile: str, pair: str, tab: str) -> tuple[gr.Dropdown, gr.Dropdown]:
-    clusters = [(Profile.load(name).title, name) for name in profiles()]
-    choices = [*clusters, ("This machine, measured", HERE)]
-    where = gr.Dropdown(choices, value=profile, label="Cluster", elem_id=f"{tab}-profile")
-    offered = pairs_of(profile)
-    named = {"label": "Modelled pair", "elem_id": f"{tab}-pair"}
-    modelled = gr.Dropdown(offered["choices"], value=pair or offered["value"], **named)
-    where.change(lambda name: gr.update(**pairs_of(name)), where, modelled, **QUIET)
-    return where, modelled
-
-
-def _build_models(name: str, label: str, tab: str) -> gr.Dropdown:
-    choices = [(pairs.label(key), key) for key in pairs.NAMES]
-    return gr.Dropdown(choices, value=name, label=label, elem_id=f"{tab}-models")
-
-
-def _build_buttons(title: str, name: str) -> tuple[gr.Button, gr.Button]:
-    start = gr.Button(title, variant="primary", elem_id=f"{name}-start", **SMALL)
-    return start, gr.Button("Stop", interactive=False, elem_id=f"{name}-stop", **SMALL)
-
-
-def _result(plan: LoadPlan, cells: dict[Line, dict[int, Trace]], warning: str = "") -> str:
-    """Return the figures of the runs that are done; empty without one."""
-    if not cells.get(Line(BASELINE)):
-        return ""
-    return load_result(result_of(cells, plan.left_out, plan.ttft_ms, plan.tpot_ms, warning))
+def make_example(service: Service) -> dict[str, Any]:
+    """Run the usual settings; return the cells and their clock."""
+    work = sweep_work(usual_settings(), service, threading.Event())
+    cells = list(sweep(work.plan, work.run))
+    return {"clock": cells[0].clock, "cells": [[cell.row, cell.column, cell.speedups] for cell in cells]}
 
 
 def _fields(method: str) -> dict[str, Any]:
@@ -300,13 +321,3 @@ def _usual(field: Setting) -> str:
     if field.type is int:
         return f"{low:g}-{min(high, low + 7):g}"
     return ", ".join(f"{low + (high - low) * k / 4:g}" for k in range(5))
-
-
-def pairs_of(name: str) -> dict[str, Any]:
-    try:
-        profile = Profile.load(name) if name in profiles() else None
-    except UsageError:
-        profile = None
-    if profile is None:
-        return {"choices": [("None", "")], "value": ""}
-    return {"choices": [(p.title, key) for key, p in profile.pairs.items()], "value": profile.default}

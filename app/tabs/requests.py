@@ -237,7 +237,8 @@ def passes_of(values: Mapping[str, Any]) -> int:
     passes = values["passes"]
     if passes not in range(1, MOST_PASSES + 1):
         raise FormError("passes", f"passes is {passes}; it must be 1 to {MOST_PASSES}")
-    return 1 if values["runtime"] == VIRTUAL else int(passes)
+    virtual = values["runtime"] == VIRTUAL and values.get("models") != SERVER
+    return 1 if virtual else int(passes)
 
 
 def _further(choice: Choice, messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], ...]:

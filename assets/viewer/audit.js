@@ -1,33 +1,28 @@
 // Acceptance audit: the drafts that the recorded rule keeps on average beside those that were kept, by place and over time.
 
 const AUDIT = { width: 96, height: 16, dot: 4, deviations: 3 };
-INSETS.push(() => new Audits());
+INSETS.push(() => new PerRun(({ audit }) => audit && (audit.sentence || audit.whole.deviation), () => new AuditCard())); // else all is certain
 
-class Audits {
+/** The card of one run. */
+class AuditCard {
   constructor() {
-    this.node = el("div", {});
-    this.shown = "";
+    this.head = headOf();
+    this.body = el("div", {});
+    this.node = el("section", { class: "ss-card ss-pool ss-audit" }, this.head, auditLegend(), this.body);
   }
 
-  update(model) {
-    const chances = ({ audit }) => audit && (audit.sentence || audit.whole.deviation); // else all is certain and as it must be
-    const runs = model.runs.filter(chances);
-    const shown = JSON.stringify(runs.map((run) => [run.id, run.audit]));
+  update(run) {
+    const shown = JSON.stringify(run.audit);
+    entitle(this, run, "Acceptance audit");
     if (shown === this.shown) return;
     this.shown = shown;
-    this.node.replaceChildren(...runs.map(auditCard));
+    const { sentence, rules, whole, places, stretches } = run.audit;
+    const groups = [["by place in the draft", [{ ...whole, name: "all" }, ...places]], ["over time", stretches]].filter(([, rows]) => rows.length);
+    const left = whole.unknown ? ` Of ${number(whole.unknown, 0)} tests nothing is known: each counts as 0 to 1 expected.` : "";
+    this.body.replaceChildren(
+      el("div", { class: "ss-audit-body" }, groups.map(([name, rows]) => el("div", scrolls(`Acceptance audit ${name}`), auditTable(name, rows)))),
+      el("p", { class: `ss-detail${sentence ? " ss-audit-sentence" : ""}` }, sentence || `No contradiction to ${rules.join(" or ")}.`, left));
   }
-}
-
-function auditCard(run) {
-  const { sentence, rules, whole, places, stretches } = run.audit;
-  const groups = [["by place in the draft", [{ ...whole, name: "all" }, ...places]], ["over time", stretches]].filter(([, rows]) => rows.length);
-  const left = whole.unknown ? ` Of ${number(whole.unknown, 0)} tests nothing is known: each counts as 0 to 1 expected.` : "";
-  return el("section", { class: "ss-card ss-pool ss-audit", "aria-label": `Acceptance audit, ${runName(run)}` },
-    el("div", { class: "ss-gantt-title" }, el("h3", {}, `Acceptance audit · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge)),
-    auditLegend(),
-    el("div", { class: "ss-audit-body" }, groups.map(([name, rows]) => el("div", scrolls(`Acceptance audit ${name}`), auditTable(name, rows)))),
-    el("p", { class: `ss-detail${sentence ? " ss-audit-sentence" : ""}` }, sentence || `No contradiction to ${rules.join(" or ")}.`, left));
 }
 
 function auditTable(name, rows) {

@@ -1,7 +1,7 @@
 // Runs of several sequences: the one whose tokens the timeline shows, and the padding of each round's forward.
 
 const BATCH = { row: 5, least: 9, most: 26, gap: 3, left: 96, right: 150 };
-INSETS.push((viewer) => new Packings(viewer));
+INSETS.push(() => new PerRun((run) => run.packings.length, () => new Packing()));
 
 /** The sequence whose tokens the timeline shows. */
 const chosenSequence = (run) => (run.sequences.includes(run.chosen) ? run.chosen : run.sequences[0] ?? 0);
@@ -27,45 +27,10 @@ function sequenceChoice(run, choose) {
   return [el("select", { class: "ss-choice", "aria-label": `Sequence of ${runName(run)} in the timeline`, onchange: (e) => choose(Number(e.target.value)) }, options)];
 }
 
-/** One card for each run that verified several sequences in one forward. */
-class Packings {
-  constructor(viewer) {
-    this.viewer = viewer;
-    this.node = el("div", {});
-    this.cards = new Map();
-    this.resizing = new ResizeObserver(() => this.cards.forEach((card) => card.draw()));
-    this.resizing.observe(this.node);
-  }
-
-  update(model) {
-    const runs = model.runs.filter((run) => run.packings.length);
-    const cards = runs.map((run) => this.cards.get(run.id) ?? new Packing());
-    this.cards = new Map(runs.map((run, i) => [run.id, cards[i]]));
-    this.node.replaceChildren(...cards.map((card) => card.node));
-    cards.forEach((card, i) => card.update(runs[i]));
-  }
-
-  at(t) {
-    this.cards.forEach((card) => card.at(t));
-  }
-
-  /** Pointing at a span shows its round. */
-  highlight(run, spans) {
-    for (const card of this.cards.values()) {
-      const at = card.run === run ? run.packings.findIndex((packing) => spans.has(packing.span)) : -1;
-      if (at >= 0) card.show(at);
-    }
-  }
-
-  destroy() {
-    this.resizing.disconnect();
-  }
-}
-
 /** Padded and own cells of one round: a block per sequence, as high as its new rows, as wide as the rows they attend to. */
 class Packing {
   constructor() {
-    this.head = el("div", { class: "ss-gantt-title" });
+    this.head = headOf();
     this.slider = el("input", { type: "range", min: 0, class: "ss-packing-round", "aria-label": "Round", oninput: () => this.show(Number(this.slider.value)) });
     this.status = el("p", { class: "ss-detail", role: "status" });
     this.svg = drawn("svg", { role: "list" });
@@ -74,10 +39,7 @@ class Packing {
 
   update(run) {
     const follows = !this.run || this.index >= this.run.packings.length - 1;
-    this.run = run;
-    this.node.setAttribute("aria-label", `Padded and own cells, ${runName(run)}`);
-    this.head.replaceChildren(el("h3", {}, `Padded and own cells · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge),
-      el("span", { class: "ss-note" }, wholeRun(run)));
+    entitle(this, run, "Padded and own cells", headNote(wholeRun(run)));
     this.slider.max = run.packings.length - 1;
     this.show(follows ? run.packings.length - 1 : this.index);
   }
@@ -86,6 +48,12 @@ class Packing {
   at(t) {
     const ended = this.run.packings.filter((packing) => packing.t <= t).length;
     this.show(Math.max(0, ended - 1));
+  }
+
+  /** Pointing at a span shows its round. */
+  highlight(spans) {
+    const at = this.run.packings.findIndex((packing) => spans.has(packing.span));
+    if (at >= 0) this.show(at);
   }
 
   show(index) {
@@ -98,6 +66,7 @@ class Packing {
     const packing = this.run?.packings[this.index];
     const width = this.svg.clientWidth;
     if (!packing || !width) return;
+    this.width = width;
     const sums = cellsOf([packing]);
     this.status.textContent = `Round ${packing.step}: ${number(packing.shares.length, 0)} sequences, ${cellsText(sums)}`;
     this.slider.setAttribute("aria-valuetext", this.status.textContent);

@@ -1,57 +1,49 @@
 // The speed that drafts of each length would have, with the interval that the counts of accepted drafts allow.
 
 const BEST = { top: 12, height: 130, foot: 20, dot: 4 };
-INSETS.push(() => new BestLengths());
-
-class BestLengths {
-  constructor() {
-    this.node = el("div", {});
-    this.resizing = new ResizeObserver(() => this.draw());
-    this.resizing.observe(this.node);
-  }
-
-  update(model) {
-    this.charts = model.runs.filter((run) => run.best).map(bestCard);
-    this.node.replaceChildren(...this.charts.map(({ node }) => node));
-    this.draw();
-  }
-
-  followed(model) {
-    this.update(model);
-  }
-
-  draw() {
-    for (const { svg, best } of this.charts ?? []) if (svg.clientWidth) drawBest(svg, best);
-  }
-
-  range() {}
-  at() {}
-  highlight() {}
-
-  destroy() {
-    this.resizing.disconnect();
-  }
-}
+INSETS.push(() => new PerRun((run) => run.best, () => new BestCard()));
 
 const bestDigits = ({ unit }) => (unit === "×" ? 2 : 1);
 const bestWords = ({ unit }) => (unit === "×" ? "times plain decoding" : unit);
 
-function bestCard(run) {
-  const { best } = run;
-  const svg = drawn("svg", { role: "img", height: BEST.top + BEST.height + BEST.foot, "aria-label": `Speed of each draft length of ${runName(run)}: ${best.sentence}` });
+/** The card of one run. */
+class BestCard {
+  constructor() {
+    this.head = headOf();
+    this.svg = drawn("svg", { role: "img", height: BEST.top + BEST.height + BEST.foot });
+    this.node = el("section", { class: "ss-card ss-pool ss-best" });
+  }
+
+  update(run) {
+    const { best } = run;
+    this.width = 0;
+    entitle(this, run, "Best draft length");
+    this.svg.setAttribute("aria-label", `Speed of each draft length of ${runName(run)}: ${best.sentence}`);
+    this.node.replaceChildren(this.head, el("p", { class: "ss-detail" }, best.sentence), bestLegend(best), el("div", { class: "ss-pool-plot" }, this.svg),
+      bestTable(best), el("p", { class: "ss-note" }, best.notes.join(" ")));
+  }
+
+  draw() {
+    const width = this.svg.clientWidth;
+    if (!width || width === this.width) return;
+    this.width = width;
+    drawBest(this.svg, this.run.best);
+  }
+}
+
+function bestTable(best) {
   const title = "The lengths as a table";
   const cells = best.lengths.map((row) => [row.length, number(row.tokens, 2), row.value === null ? "unknown" : number(row.value, bestDigits(best)), row.text,
     [row.length === best.best ? "best" : row.alike ? "may be best" : "", row.beyond ? "beyond the recorded places" : ""].filter(Boolean).join(", ")]);
   const heads = [best.name, "tokens / round", bestWords(best), "95 % of runs", ""];
-  const all = el("details", { class: "ss-fold" }, el("summary", {}, title), el("div", { class: "ss-scroll", ...scrolls(title) }, table(title, heads, cells)));
+  return el("details", { class: "ss-fold" }, el("summary", {}, title), el("div", { class: "ss-scroll", ...scrolls(title) }, table(title, heads, cells)));
+}
+
+function bestLegend(best) {
   const key = (look, words) => el("li", {}, el("i", { class: `ss-swatch ss-best-key-${look}` }), words);
-  const legend = el("ul", { class: "ss-legend", "aria-label": "Legend of the draft lengths' speeds" },
+  return el("ul", { class: "ss-legend", "aria-label": "Legend of the draft lengths' speeds" },
     key("value", "estimated"), key("band", "95 % of runs"), best.measured === null ? null : key("measured", "measured"),
     best.lengths.some((row) => row.beyond) ? key("beyond", "beyond the recorded places") : null);
-  const node = el("section", { class: "ss-card ss-pool ss-best", "aria-label": `Best draft length, ${runName(run)}` },
-    el("div", { class: "ss-gantt-title" }, el("h3", {}, `Best draft length · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge)),
-    el("p", { class: "ss-detail" }, best.sentence), legend, el("div", { class: "ss-pool-plot" }, svg), all, el("p", { class: "ss-note" }, best.notes.join(" ")));
-  return { svg, node, best };
 }
 
 function drawBest(svg, best) {

@@ -1,30 +1,13 @@
 // Calibration: the drafter's q of its tested tokens against the share that was accepted, by place in the draft.
 
 const CALIBRATION = { size: 210, counts: 34, gap: 8, axis: 34, dot: 4.5, reach: 6 };
-INSETS.push((viewer) => new Calibrations(viewer));
-
-class Calibrations {
-  constructor(viewer) {
-    this.viewer = viewer;
-    this.node = el("div", {});
-    this.cards = new Map();
-  }
-
-  update(model) {
-    const runs = model.runs.filter((run) => run.calibration.length);
-    const cards = runs.map((run) => this.cards.get(run.id) ?? new CalibrationCard());
-    cards.forEach((card, i) => card.update(runs[i]));
-    this.cards = new Map(runs.map((run, i) => [run.id, cards[i]]));
-    const nodes = cards.map((card) => card.node);
-    if (nodes.some((node, i) => node !== this.node.children[i]) || nodes.length < this.node.children.length) this.node.replaceChildren(...nodes);
-  }
-}
+INSETS.push(() => new PerRun((run) => run.calibration.length, () => new CalibrationCard()));
 
 /** The card of one run: the diagram of the chosen place, and a table of all places. */
 class CalibrationCard {
   constructor() {
     this.place = 0;
-    this.head = el("div", { class: "ss-gantt-title" });
+    this.head = headOf();
     this.legend = el("div");
     this.svg = drawn("svg", { role: "listbox", class: "ss-calibration-plot" });
     this.table = el("div", scrolls("Calibration of q by place in the draft"));
@@ -38,10 +21,8 @@ class CalibrationCard {
   }
 
   update(run) {
-    this.run = run;
     this.rows = run.calibration;
-    this.node.setAttribute("aria-label", `Calibration of q, ${runName(run)}`);
-    this.head.replaceChildren(el("h3", {}, `Calibration of q · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge));
+    entitle(this, run, "Calibration of q");
     this.legend.replaceChildren(calibrationLegend(this.rows[0]));
     this.choose(this.rows.some((row) => row.place === this.place) ? this.place : 0);
   }

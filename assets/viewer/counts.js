@@ -2,44 +2,40 @@
 
 const COUNTS = { top: 10, height: 96, most: 46, columns: 160, foot: 18 };
 const MOST_COUNTS = 1000;
-INSETS.push(() => new Counts());
-
-class Counts {
-  constructor() {
-    this.node = el("div", {});
-    this.resizing = new ResizeObserver(() => this.draw());
-    this.resizing.observe(this.node);
-  }
-
-  update(model) {
-    this.runs = model.runs.filter((run) => run.counts?.length);
-    this.charts = this.runs.map(countsCard);
-    this.node.replaceChildren(...this.charts.map(({ node }) => node));
-    this.draw();
-  }
-
-  followed(model) {
-    this.update(model);
-  }
-
-  draw() {
-    for (const { svg, note, run } of this.charts ?? []) if (svg.clientWidth) drawCounts(svg, note, run);
-  }
-
-  range() {}
-  at() {}
-  highlight() {}
-
-  destroy() {
-    this.resizing.disconnect();
-  }
-}
+INSETS.push(() => new PerRun((run) => run.counts?.length, () => new CountsCard()));
 
 const wholeCounts = (run) => run.counts.filter((row) => !row.drafter);
 
-function countsCard(run) {
-  const svg = drawn("svg", { role: "img", height: COUNTS.top + COUNTS.height + COUNTS.foot, "aria-label": `Accepted drafts of ${runName(run)} by window` });
-  const note = el("p", { class: "ss-detail", role: "status" });
+/** The card of one run. */
+class CountsCard {
+  constructor() {
+    this.head = headOf();
+    this.svg = drawn("svg", { role: "img", height: COUNTS.top + COUNTS.height + COUNTS.foot });
+    this.note = el("p", { class: "ss-detail", role: "status" });
+    this.node = el("section", { class: "ss-card ss-pool ss-counts" });
+  }
+
+  update(run) {
+    this.width = 0;
+    entitle(this, run, "Accepted drafts by window");
+    this.svg.setAttribute("aria-label", `Accepted drafts of ${runName(run)} by window`);
+    this.node.replaceChildren(this.head, el("div", { class: "ss-pool-plot" }, this.svg), this.note, countsTable(run));
+  }
+
+  draw() {
+    const width = this.svg.clientWidth;
+    if (!width || width === this.width) return;
+    this.width = width;
+    drawCounts(this.svg, this.note, this.run);
+  }
+
+  /** The table's row of a window; undefined beyond the rows that it shows. */
+  rowOf(place) {
+    return this.node.querySelectorAll("tbody tr")[this.run.counts.indexOf(wholeCounts(this.run)[place])];
+  }
+}
+
+function countsTable(run) {
   const rows = run.counts.slice(0, MOST_COUNTS);
   const drafters = rows.some((row) => row.drafter);
   const places = rows.reduce((most, row) => Math.max(most, row.places.length), 0);
@@ -48,12 +44,8 @@ function countsCard(run) {
   const cells = rows.map((row, i) => [row.label || i + 1, ...(drafters ? [row.drafter || "all"] : []), counted(row.seconds, 2), counted(row.running, 1), counted(row.tokens, 0), counted(row.speed, 1), counted(row.drafts, 0),
     counted(row.drafted, 0), counted(row.accepted, 0), acceptedShare(row), counted(row.length, 2), counted(row.drafting, 2), ...row.places.slice(0, 16).map((rate) => `${number(100 * rate, 0)} %`)]);
   const cut = run.counts.length > rows.length ? `The first ${number(rows.length, 0)} of ${number(run.counts.length, 0)} windows.` : "";
-  const all = el("details", { class: "ss-fold" }, el("summary", {}, "The windows as a table"), cut ? el("p", { class: "ss-note" }, cut) : null,
+  return el("details", { class: "ss-fold" }, el("summary", {}, "The windows as a table"), cut ? el("p", { class: "ss-note" }, cut) : null,
     el("div", { class: "ss-scroll", ...scrolls("The windows as a table") }, table("The windows as a table", heads, cells)));
-  const node = el("section", { class: "ss-card ss-pool ss-counts", "aria-label": `Windows, ${runName(run)}` },
-    el("div", { class: "ss-gantt-title" }, el("h3", {}, `Accepted drafts by window · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge)),
-    el("div", { class: "ss-pool-plot" }, svg), note, all);
-  return { svg, note, run, node };
 }
 
 const counted = (value, digits) => (value === null ? "unknown" : number(value, digits));

@@ -1,38 +1,13 @@
 // The speculation cache: the branches drafted beside one verification, its outcome, and the hits by place.
 
-INSETS.push((viewer) => new Fans(viewer));
-
-class Fans {
-  constructor(viewer) {
-    this.viewer = viewer;
-    this.node = el("div", {});
-    this.views = new Map();
-  }
-
-  update(model) {
-    const runs = model.runs.filter((run) => run.fans.length);
-    const views = runs.map((run) => this.views.get(run.id) ?? new FanView(this.viewer));
-    views.forEach((view, i) => view.update(runs[i]));
-    this.views = new Map(runs.map((run, i) => [run.id, views[i]]));
-    const nodes = views.map((view) => view.node);
-    if (nodes.some((node, i) => node !== this.node.children[i]) || nodes.length < this.node.children.length) this.node.replaceChildren(...nodes);
-  }
-
-  at(t) {
-    this.views.forEach((view) => view.at(t));
-  }
-
-  highlight(run, spans, span) {
-    this.views.forEach((view) => view.point(view.run === run ? spans : new Set(), span));
-  }
-}
+INSETS.push((viewer) => new PerRun((run) => run.fans.length, () => new FanView(viewer)));
 
 /** The cache of one run: the round that replay has reached, or the one pointed at. */
 class FanView {
   constructor(viewer) {
     this.t = Infinity;
     this.pointed = null;
-    this.head = el("div", { class: "ss-gantt-title" });
+    this.head = headOf();
     this.note = el("p", { class: "ss-detail", role: "status" });
     this.body = el("div", { class: "ss-fan-body" });
     const holder = el("div", {}, el("div", { "data-look": "ss-fan" }, this.note, this.body, fanLegend()));
@@ -41,15 +16,12 @@ class FanView {
   }
 
   update(run) {
-    this.run = run;
     this.shown = undefined;
     this.size = { places: Math.max(...run.fans.map(({ trunk }) => trunk.length)) + 1, guesses: Math.max(...run.fans.flatMap(guessRanks)) + 1 };
     this.steps = new Map(run.tracks.flatMap(({ spans }) => spans.id.flatMap((id, i) => (DRAFTING.has(spans.kind[i]) ? [[id, spans.step[i]]] : []))));
     run.rounds.forEach((r) => this.steps.set(r.span, r.step));
-    this.node.setAttribute("aria-label", `Speculation cache, ${runName(run)}`);
+    entitle(this, run, "Speculation cache", headNote(hitsText(run.hits)), this.large);
     setProps(this.body, scrolls("Branches of a round"));
-    this.head.replaceChildren(el("h3", {}, `Speculation cache · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge),
-      el("span", { class: "ss-note" }, hitsText(run.hits)), this.large);
     this.draw();
   }
 
@@ -59,7 +31,7 @@ class FanView {
   }
 
   /** Show the round of the span that is pointed at, or the one that judged a token. */
-  point(spans, span) {
+  highlight(spans, span) {
     const judged = this.run.rounds.find((r) => spans.has(r.span))?.step;
     const step = span === undefined ? judged : this.steps.get(span);
     this.pointed = (spans.size && this.run.fans.find((fan) => fan.step === step)) || null;

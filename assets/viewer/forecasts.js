@@ -2,47 +2,14 @@
 
 const FORECAST = { above: 92, below: 34, axis: 20, widest: 13 };
 const DRAFTED_BY = { own: "from the own text", finished: "from finished texts", drafter: "by the drafter" };
-INSETS.push((viewer) => new Forecasts(viewer));
-
-class Forecasts {
-  constructor() {
-    this.node = el("div", {});
-    this.charts = new Map();
-    this.draw = throttled(() => this.charts.forEach((chart) => chart.draw()), 120);
-    this.resizing = new ResizeObserver(() => this.draw());
-    this.resizing.observe(this.node);
-  }
-
-  update(model) {
-    const runs = model.runs.filter((run) => run.forecasts.length);
-    const charts = runs.map((run) => this.charts.get(run.id) ?? new ForecastChart());
-    charts.forEach((chart, i) => chart.update(runs[i]));
-    this.charts = new Map(runs.map((run, i) => [run.id, charts[i]]));
-    const nodes = charts.map((chart) => chart.node);
-    if (nodes.some((node, i) => node !== this.node.children[i]) || nodes.length < this.node.children.length) this.node.replaceChildren(...nodes);
-    this.draw();
-  }
-
-  at(t) {
-    this.charts.forEach((chart) => chart.at(t));
-  }
-
-  highlight(run, spans) {
-    this.charts.forEach((chart) => chart.point(chart.run === run ? chart.rowOf(spans) : null));
-  }
-
-  destroy() {
-    this.draw.cancel();
-    this.resizing.disconnect();
-  }
-}
+INSETS.push(() => new PerRun((run) => run.forecasts.length, () => new ForecastChart()));
 
 /** The chart of one run: a column for each round, and a sentence about the round that replay has reached or that is pointed at. */
 class ForecastChart {
   constructor() {
     this.t = Infinity;
     this.pointed = null;
-    this.head = el("div", { class: "ss-gantt-title" });
+    this.head = headOf();
     this.legend = el("div");
     this.svg = drawn("svg", { role: "img" });
     this.note = el("p", { class: "ss-detail", role: "status" });
@@ -53,10 +20,8 @@ class ForecastChart {
   }
 
   update(run) {
-    this.run = run;
     this.width = 0;
-    this.node.setAttribute("aria-label", `Suffix trees, ${runName(run)}`);
-    this.head.replaceChildren(el("h3", {}, `Suffix trees · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge));
+    entitle(this, run, "Suffix trees");
     this.legend.replaceChildren(forecastLegend(run.forecast_sums));
   }
 
@@ -70,9 +35,9 @@ class ForecastChart {
     this.mark();
   }
 
-  rowOf(spans) {
+  highlight(spans) {
     const round = this.run.rounds.find((r) => spans.has(r.span));
-    return round ? this.run.forecasts.find((row) => row.step === round.step && row.sequence === round.sequence) ?? null : null;
+    this.point(round ? this.run.forecasts.find((row) => row.step === round.step && row.sequence === round.sequence) ?? null : null);
   }
 
   rowAt(event) {

@@ -1,48 +1,14 @@
 // Layer groups and calibration: when each device computed which attention layer of a fuzzy draft.
 
 const LAYERS = { row: 24, gap: 14, axis: 22 };
-INSETS.push((viewer) => new Layers(viewer));
-
-class Layers {
-  constructor(viewer) {
-    this.viewer = viewer;
-    this.node = el("div", {});
-    this.charts = new Map();
-    this.draw = throttled(() => this.charts.forEach((chart) => chart.draw()), 120);
-    this.resizing = new ResizeObserver(() => this.draw());
-    this.resizing.observe(this.node);
-  }
-
-  update(model) {
-    const runs = model.runs.filter((run) => run.layers);
-    const charts = runs.map((run) => this.charts.get(run.id) ?? new LayersChart());
-    charts.forEach((chart, i) => chart.update(runs[i]));
-    this.charts = new Map(runs.map((run, i) => [run.id, charts[i]]));
-    const nodes = charts.map((chart) => chart.node);
-    if (nodes.some((node, i) => node !== this.node.children[i]) || nodes.length < this.node.children.length) this.node.replaceChildren(...nodes);
-    this.draw();
-  }
-
-  at(t) {
-    this.charts.forEach((chart) => chart.at(t));
-  }
-
-  highlight(run, spans) {
-    this.charts.forEach((chart) => chart.point(chart.run === run ? spans : new Set()));
-  }
-
-  destroy() {
-    this.draw.cancel();
-    this.resizing.disconnect();
-  }
-}
+INSETS.push(() => new PerRun((run) => run.layers, () => new LayersChart()));
 
 /** The chart of one run: the round that replay has reached, or the one pointed at. */
 class LayersChart {
   constructor() {
     this.t = Infinity;
     this.pointed = null;
-    this.head = el("div", { class: "ss-gantt-title" });
+    this.head = headOf();
     this.svg = drawn("svg", { role: "img" });
     this.plot = el("div", { class: "ss-pool-plot" }, this.svg);
     this.note = el("p", { class: "ss-detail", role: "status" });
@@ -51,10 +17,7 @@ class LayersChart {
   }
 
   update(run) {
-    this.run = run;
-    this.node.setAttribute("aria-label", `Layer groups and calibration, ${runName(run)}`);
-    this.head.replaceChildren(el("h3", {}, `Layer groups and calibration · ${runName(run)}`),
-      el("span", { class: "ss-badge" }, run.badge), el("span", { class: "ss-note" }, layersNote(run.layers)));
+    entitle(this, run, "Layer groups and calibration", headNote(layersNote(run.layers)));
     this.legend.replaceChildren(layersLegend(run.layers));
   }
 
@@ -63,7 +26,7 @@ class LayersChart {
     this.draw();
   }
 
-  point(spans) {
+  highlight(spans) {
     this.pointed = this.run.layers.rounds.find((round) => round.spans.id.some((id) => spans.has(id))) ?? null;
     this.draw();
   }

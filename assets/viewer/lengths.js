@@ -10,56 +10,14 @@ const STOPS = {
   off: ["–", "off: drafting has ended for good"],
   load: ["≤", "at the length that the load's policy allowed"],
 };
-INSETS.push((viewer) => new DraftLengths(viewer));
-
-class DraftLengths {
-  constructor(viewer) {
-    this.viewer = viewer;
-    this.node = el("div", {});
-    this.charts = new Map();
-    this.draw = throttled(() => this.charts.forEach((chart) => chart.draw()), 120);
-    this.resizing = new ResizeObserver(() => [...this.charts.values()].some((chart) => chart.resized) && this.draw());
-    this.resizing.observe(this.node);
-  }
-
-  update(model) {
-    const runs = model.runs.filter((run) => run.lengths.length);
-    const charts = runs.map((run) => this.charts.get(run.id) ?? new LengthsChart(this.viewer));
-    charts.forEach((chart, i) => chart.update(runs[i]));
-    this.charts = new Map(runs.map((run, i) => [run.id, charts[i]]));
-    const nodes = charts.map((chart) => chart.node);
-    if (nodes.some((node, i) => node !== this.node.children[i]) || nodes.length < this.node.children.length) this.node.replaceChildren(...nodes);
-    this.draw();
-  }
-
-  followed(model) {
-    this.update(model);
-  }
-
-  range() {
-    this.draw();
-  }
-
-  at(t) {
-    this.charts.forEach((chart) => chart.at(t));
-  }
-
-  highlight(run, spans) {
-    this.charts.forEach((chart) => chart.highlight(chart.run === run ? spans : new Set()));
-  }
-
-  destroy() {
-    this.draw.cancel();
-    this.resizing.disconnect();
-  }
-}
+INSETS.push((viewer) => new PerRun((run) => run.lengths.length, () => new LengthsChart(viewer)));
 
 /** The chart of one run: the drafts of the timeline's window, of one sequence. */
 class LengthsChart {
   constructor(viewer) {
     this.viewer = viewer;
     this.id = `ss-lengths-${Math.random().toString(36).slice(2)}`;
-    this.head = el("div", { class: "ss-gantt-title" });
+    this.head = headOf();
     this.legend = el("div");
     this.svg = drawn("svg", { role: "listbox" });
     this.note = el("p", { class: "ss-detail", role: "status" });
@@ -111,17 +69,15 @@ class LengthsChart {
   }
 
   update(run) {
-    this.run = run;
     this.rows = ofChosen(run, run.lengths);
-    this.node.setAttribute("aria-label", `Draft length, ${runName(run)}`);
     this.svg.setAttribute("aria-label", `Drafts of ${runName(run)}; arrow keys move`);
     const whose = run.sequences.length > 1 ? `sequence ${chosenSequence(run) + 1} of ${run.sequences.length}` : "";
-    this.head.replaceChildren(el("h3", {}, `Draft length · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge), el("span", { class: "ss-note" }, whose));
+    entitle(this, run, "Draft length", headNote(whose));
     this.legend.replaceChildren(lengthsLegend(this.rows));
   }
 
-  get resized() {
-    return this.svg.clientWidth !== this.width;
+  followed() {
+    this.update(this.run);
   }
 
   /** The drafts of the timeline's window; all of them if that shows everything. */

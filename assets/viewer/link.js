@@ -1,4 +1,4 @@
-// A view as the fragment of an address: window, replay time, shown card, pinned tracks, rejected drafts.
+// A view as the fragment of an address: window, replay time, shown card, pinned tracks, rejected drafts, a sequence.
 
 /** The fragment of what a viewer shows. */
 function fragmentOf(viewer) {
@@ -28,6 +28,8 @@ function follow(viewer, fragment) {
     const list = (values.get(name) ?? "").split(by).map(Number);
     return list.length === count && values.get(name) && list.every(Number.isFinite) ? list : null;
   };
+  const part = numbers("sequence", ".", 2);
+  if (part) viewer.reveal(...part);
   if (!model.runs.some((run) => run.timed)) return;
   const times = numbers("window", ",", 2);
   if (times && times[0] < times[1]) gantt.zoomTo(...times);
@@ -40,7 +42,7 @@ function follow(viewer, fragment) {
   if (range && range[0] < range[1]) viewer.select(range);
   viewer.showRejected(values.get("view") === "rejected");
   const [span, token, step] = ["span", "token", "step"].map((name) => numbers(name, ".", 2));
-  const [run, place] = span ?? token ?? step ?? [];
+  const [run, place] = span ?? token ?? step ?? part ?? [];
   const shown = model.runs[run];
   const row = token && shown?.tokens.find((other) => other.index === place);
   if (span && shown && findSpan(shown, place)) viewer.pick(shown, { span: place });

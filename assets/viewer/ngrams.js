@@ -1,39 +1,14 @@
 // Look-ahead window and pool of n-grams: the window of one round, the n-grams that it tried, and those that it gained.
 
 const MOST_GRAMS = 24;
-INSETS.push((viewer) => new Ngrams(viewer));
-
-class Ngrams {
-  constructor(viewer) {
-    this.viewer = viewer;
-    this.node = el("div", {});
-    this.views = new Map();
-  }
-
-  update(model) {
-    const runs = model.runs.filter((run) => run.ngrams.length);
-    const views = runs.map((run) => this.views.get(run.id) ?? new NgramsView(this.viewer));
-    views.forEach((view, i) => view.update(runs[i]));
-    this.views = new Map(runs.map((run, i) => [run.id, views[i]]));
-    const nodes = views.map((view) => view.node);
-    if (nodes.some((node, i) => node !== this.node.children[i]) || nodes.length < this.node.children.length) this.node.replaceChildren(...nodes);
-  }
-
-  at(t) {
-    this.views.forEach((view) => view.at(t));
-  }
-
-  highlight(run, spans) {
-    this.views.forEach((view) => view.point(view.run === run ? spans : new Set()));
-  }
-}
+INSETS.push((viewer) => new PerRun((run) => run.ngrams.length, () => new NgramsView(viewer)));
 
 /** Window and pool of one run: the round that replay has reached, or the one pointed at. */
 class NgramsView {
   constructor(viewer) {
     this.t = Infinity;
     this.pointed = null;
-    this.head = el("div", { class: "ss-gantt-title" });
+    this.head = headOf();
     this.note = el("p", { class: "ss-detail", role: "status" });
     this.body = el("div", { class: "ss-grams-body" });
     const holder = el("div", {}, el("div", { "data-look": "ss-grams" }, this.note, this.body));
@@ -42,11 +17,8 @@ class NgramsView {
   }
 
   update(run) {
-    this.run = run;
     this.shown = undefined;
-    this.node.setAttribute("aria-label", `Look-ahead and n-grams, ${runName(run)}`);
-    this.head.replaceChildren(el("h3", {}, `Look-ahead and n-grams · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge),
-      el("span", { class: "ss-note" }, `the ${run.ngrams[0].model} looks ahead`), this.large);
+    entitle(this, run, "Look-ahead and n-grams", headNote(`the ${run.ngrams[0].model} looks ahead`), this.large);
     this.draw();
   }
 
@@ -55,7 +27,7 @@ class NgramsView {
     this.draw();
   }
 
-  point(spans) {
+  highlight(spans) {
     const round = this.run.rounds.find((r) => spans.has(r.span));
     this.pointed = round ? this.run.ngrams.find((row) => row.step === round.step && row.sequence === round.sequence) ?? null : null;
     this.draw();

@@ -1,52 +1,14 @@
 // The pool of target servers: the time, the positions and the outcome of each forward.
 
 const POOL = { row: 14, least: 110, most: 420, axis: 24, bars: 1500, colours: 8 };
-INSETS.push((viewer) => new Pool(viewer));
-
-class Pool {
-  constructor(viewer) {
-    this.viewer = viewer;
-    this.node = el("div", {});
-    this.charts = new Map();
-    this.draw = throttled(() => this.charts.forEach((chart) => chart.draw()), 120);
-    this.resizing = new ResizeObserver(() => [...this.charts.values()].some((chart) => chart.resized) && this.draw());
-    this.resizing.observe(this.node);
-  }
-
-  update(model) {
-    const runs = model.runs.filter((run) => run.pool);
-    const charts = runs.map((run) => this.charts.get(run.id) ?? new PoolChart(this.viewer));
-    charts.forEach((chart, i) => chart.update(runs[i]));
-    this.charts = new Map(runs.map((run, i) => [run.id, charts[i]]));
-    const nodes = charts.map((chart) => chart.node);
-    if (nodes.some((node, i) => node !== this.node.children[i]) || nodes.length < this.node.children.length) this.node.replaceChildren(...nodes);
-    this.draw();
-  }
-
-  range() {
-    this.draw();
-  }
-
-  at(t) {
-    this.charts.forEach((chart) => chart.at(t));
-  }
-
-  highlight(run, spans) {
-    this.charts.forEach((chart) => chart.highlight(chart.run === run ? spans : new Set()));
-  }
-
-  destroy() {
-    this.draw.cancel();
-    this.resizing.disconnect();
-  }
-}
+INSETS.push((viewer) => new PerRun((run) => run.pool, () => new PoolChart(viewer)));
 
 /** The chart of one run, on the timeline's window. */
 class PoolChart {
   constructor(viewer) {
     this.viewer = viewer;
     this.id = `ss-pool-${Math.random().toString(36).slice(2)}`;
-    this.head = el("div", { class: "ss-gantt-title" });
+    this.head = headOf();
     this.legend = el("div");
     this.svg = drawn("svg", { role: "listbox" });
     this.veil = el("div", { class: "ss-veil", hidden: true });
@@ -101,16 +63,9 @@ class PoolChart {
   }
 
   update(run) {
-    this.run = run;
-    this.node.setAttribute("aria-label", `Pool and preemptions, ${runName(run)}`);
+    entitle(this, run, "Pool and preemptions", headNote(poolNote(run)));
     this.svg.setAttribute("aria-label", `Verifications of ${runName(run)}; arrow keys move`);
-    this.head.replaceChildren(el("h3", {}, `Pool and preemptions · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge),
-      el("span", { class: "ss-note" }, poolNote(run)));
     this.legend.replaceChildren(poolLegend(run));
-  }
-
-  get resized() {
-    return this.svg.clientWidth !== this.width;
   }
 
   draw() {

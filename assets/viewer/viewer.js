@@ -18,6 +18,8 @@ class Viewer {
     this.watchTheme();
     this.update(model);
     if (options.fragment && this.model) follow(this, options.fragment);
+    this.moved = () => follow(this, location.hash.slice(1));
+    if (options.source) window.addEventListener("hashchange", this.moved);
   }
 
   build() {
@@ -157,6 +159,18 @@ class Viewer {
     callInsets(this.insets, "followed", this.model);
   }
 
+  /** Open and mark the text of a sequence of a run, or the row of its window of counts. */
+  reveal(at, number) {
+    const run = this.model.runs[at];
+    const chart = this.insets.flatMap((inset) => (inset instanceof PerRun ? [...inset.charts.values()] : [])).find((card) => card.rowOf && card.run === run);
+    if (run && !chart && run.sequences.includes(number)) this.follow(run, number);
+    const node = chart ? chart.rowOf(number) : this.panes[at]?.parts.get(number);
+    for (let fold = node?.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+    this.root.querySelector(".ss-named")?.classList.remove("ss-named");
+    node?.classList.add("ss-named");
+    node?.scrollIntoView({ block: "center" });
+  }
+
   showRejected(on) {
     this.rejected.checked = on;
     this.root.classList.toggle("ss-show-rejected", on);
@@ -275,6 +289,7 @@ class Viewer {
     while (this.panes.length) this.dropPane();
     callInsets(this.insets, "destroy");
     this.root.removeEventListener("keydown", this.keys);
+    window.removeEventListener("hashchange", this.moved);
     this.root.replaceChildren();
     this.root.classList.remove("specscope", "ss-show-rejected");
   }

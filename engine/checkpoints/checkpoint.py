@@ -87,14 +87,16 @@ class Checkpoint:
             self.check_type(key)
 
     def _stored(self, ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        stored = dict[str, tuple[int, ...]]()
+        stored, stacks = dict[str, tuple[int, ...]](), dict[str, int]()
         for key, size in ours.items():
             place = self._places.get(key, Place(key))
             rows, held = place.start + size[0], stored.get(place.key)
             if held is not None:  # fused: the last of ours ends it
                 rows = max(rows, held[-1] if place.transposed else held[0])
             stored[place.key] = (*size[:0:-1], rows) if place.transposed else (rows, *size[1:])
-        return stored
+            if place.expert >= 0:
+                stacks[place.key] = max(place.expert + 1, stacks.get(place.key, 0))
+        return {key: (stacks[key], *size) if key in stacks else size for key, size in stored.items()}
 
     def check_type(self, key: str, kinds: Sequence[str] = FLOATS) -> None:
         """Check that the type of a tensor is among `kinds`, in safetensors' names.
@@ -137,7 +139,7 @@ class Checkpoint:
         is_fused = 0 < place.rows < whole[0]
         if place.added:
             return (self._cut(place, part).to(device, torch.float32) + place.added).to(dtype)
-        if part is not None or place.start or place.transposed or is_fused:
+        if part is not None or place.start or place.transposed or is_fused or place.expert >= 0:
             return self._cut(place, part).to(device, dtype, copy=True)
         path, is_embedding = self._paths[place.key], key == EMBEDDING
         tensor = (_open(path) if is_embedding else self._shards[path]).get_tensor(place.key)
@@ -148,7 +150,7 @@ class Checkpoint:
     def _cut(self, place: Place, part: Part | None) -> Tensor:
         """Return our tensor, or a part of it, as stored, or in float32 if that is int8."""
         stored = self._slice(place.key)
-        shape = stored.get_shape()
+        shape = stored.get_shape()[int(place.expert >= 0) :]
         size = place.rows or shape[0]
         first, last, other = 0, size, slice(None)
         if part is not None and part.dim == 0:
@@ -160,6 +162,8 @@ class Checkpoint:
         if len(shape) == 1:
             return stored[rows]
         cut = (other, rows) if place.transposed else (rows, other)
+        if place.expert >= 0:
+            return stored[(slice(place.expert, place.expert + 1), *cut)][0]
         tensor = stored[cut]
         if place.key in self._scaled:
             tensor = dequantised(tensor, self._slice(place.key + SUFFIX)[cut[0]])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from specscope.engine.errors import ModelError, UsageError, one_line, plain_name, shown
 from specscope.engine.files import parse_json, read_bytes
-from specscope.engine.model.families import WAY_OUT, Family, family_of
+from specscope.engine.model.families import FAMILIES, WAY_OUT, Family, family_of
 from specscope.engine.model.fields import READ, check_fields
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def read_config(model: Path) -> Any:
     raw = read_json(path)
     families = raw.get("architectures") if isinstance(raw, dict) else None
     family = families[0] if isinstance(families, list) and families else None
-    kind = _dense_family(family, raw, path).model_type
+    kind = _family(family, raw, path).model_type
     check_fields(raw, path)
     if raw.get("model_type", kind) != kind:
         raise ModelError(
@@ -67,13 +67,16 @@ def read_config(model: Path) -> Any:
         raise ModelError(f"{path}: {one_line(e)}") from None
 
 
-def _dense_family(name: Any, raw: Any, path: Path) -> Family:
-    """Return the family of a config; ModelError for a mixture of experts, whatever its name."""
+def _family(name: Any, raw: Any, path: Path) -> Family:
+    """Return the family of a config; ModelError for a mixture of experts of another family."""
+    known = FAMILIES.get(name) if isinstance(name, str) else None
     counts = {key: raw[key] for key in _EXPERTS if isinstance(raw, dict) and raw.get(key) not in _NONE}
-    for key, count in counts.items():
+    if counts and not (known and known.mixture):
+        key, count = next(iter(counts.items()))
+        mixtures = ", ".join(family for family, found in FAMILIES.items() if found.mixture)
         raise ModelError(
-            f"{path}: {reprlib.repr(name)} is a mixture of experts ({key} is {reprlib.repr(count)}), and only dense "
-            f"models are supported; {WAY_OUT}"
+            f"{path}: {reprlib.repr(name)} is a mixture of experts ({key} is {reprlib.repr(count)}); supported are "
+            f"{mixtures}; {WAY_OUT}"
         )
     return family_of(name, path)
 

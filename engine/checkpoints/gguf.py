@@ -125,8 +125,7 @@ def _write_config(source: GgufFile, folder: Path) -> Any:
         raise ModelError(
             f"{source.path}: its config or tokenizer cannot be read: {one_line(error)}"
         ) from None
-    if source.head_dim:
-        config.head_dim = source.head_dim  # transformers does not read it from Qwen3 files
+    config.update(source.sizes)
     config.architectures = [ARCHITECTURES[source.architecture]]
     config.rope_parameters = {**config.rope_parameters, **source.rope_parameters(config)}
     config.save_pretrained(folder)

@@ -5,8 +5,10 @@ The packages `gguf` and transformers parse the format, its block types and its t
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,19 +17,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from specscope.engine.errors import ModelError, one_line, plain_name, shown
+from specscope.engine.model.families import FAMILIES, WAY_OUT, kind_of
 from specscope.engine.model.shape import ModelShape
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+}
 """Architecture in GGUF -> architecture in transformers. Mistral models are `llama` files."""
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16}
 """Block types that keep their dtype; all others become float32."""
 LLAMA3 = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192))
 """Published llama3 rotations: factor, low and high frequency factor, original context."""
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 """Versions with this header; `gguf` refuses others."""
@@ -42,13 +51,20 @@ class Source(NamedTuple):
     tensor: Any
     permuted_heads: int
     """Heads whose rows llama.cpp has permuted."""
+    expert: int = -1
+    """Number of the matrix among those of a tensor, (E, rows, columns); -1 for a tensor."""
+
+    @property
+    def shape(self) -> list[int]:
+        return [int(n) for n in reversed(self.tensor.shape)][int(self.expert >= 0) :]
 
     @property
     def size(self) -> int:
-        return int(self.tensor.n_elements) * (2 if self.tensor.tensor_type.name in PLAIN else 4)
+        return math.prod(self.shape) * (2 if self.tensor.tensor_type.name in PLAIN else 4)
 
     def read(self) -> Tensor:
-        weights = torch.from_numpy(_dequantized(self.tensor).copy())
+        data = self.tensor.data if self.expert < 0 else self.tensor.data[self.expert]
+        weights = torch.from_numpy(_dequantized(data, self.tensor.tensor_type).copy())
         if heads := self.permuted_heads:
             # llama.cpp interleaves the rows (i, i + d/2) of a head; a checkpoint has two halves.
             rows = weights.shape[0] // heads // 2
@@ -73,8 +89,14 @@ class GgufFile:
         self.architecture = self._value("general.architecture")
         if not isinstance(self.architecture, str) or self.architecture not in ARCHITECTURES:
             raise ModelError(
-                f"{path}: architecture {shown(self.architecture)} is not supported; supported are "
-                f"{', '.join(ARCHITECTURES)}"
+                f"{path}: architecture {shown(self.architecture)} is not supported{kind_of(str(self.architecture))}; "
+                f"supported are {', '.join(ARCHITECTURES)}; {WAY_OUT}"
+            )
+        family = FAMILIES[ARCHITECTURES[self.architecture]]
+        if (experts := self._value(f"{self.architecture}.expert_count")) and not family.mixture:
+            raise ModelError(
+                f"{path} is a mixture of {experts} experts of the architecture {self.architecture}; of such files those "
+                "of qwen3moe are read, and the same model as safetensors (docs/models.md)"
             )
         for tensor in self._reader.tensors:
             if tensor.tensor_type.name not in KINDS:
@@ -87,9 +109,11 @@ class GgufFile:
         return sum(Source(tensor, 0).size for tensor in self._reader.tensors)
 
     @property
-    def head_dim(self) -> int | None:
-        value = self._value(f"{self.architecture}.attention.key_length")
-        return int(value) if value else None
+    def sizes(self) -> dict[str, int]:
+        """Fields of the config that transformers does not read from every file."""
+        keys = {"head_dim": "attention.key_length", "moe_intermediate_size": "expert_feed_forward_length"}
+        found = {field: self._value(f"{self.architecture}.{key}") for field, key in keys.items()}
+        return {field: int(value) for field, value in found.items() if value}
 
     def sources(self, config: Any) -> dict[str, Source]:
         """Return checkpoint tensor name -> tensor of the file, of the config's shape."""
@@ -98,17 +122,22 @@ class GgufFile:
         heads: dict[str, int] = {}
         if self.architecture == "llama":
             heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        sources: dict[str, Source] = {}
-        for name, shape in ModelShape.of(config, self.path).tensors().items():
+        sources, shape = dict[str, Source](), ModelShape.of(config, self.path)
+        places = shape.places(["model."])
+        for ours, size in shape.tensors().items():
+            name = places[ours].key
             module, _, kind = name.rpartition(".")
-            stored = f"{gguf_name(module)}.{kind}"
+            number = _EXPERT.search(module)
+            stored = f"{gguf_name(_EXPERT.sub('.experts.', module))}.{kind}"
             if stored not in tensors:
                 raise ModelError(f"{self.path} lacks the tensor {stored}")
-            if (actual := [int(n) for n in reversed(tensors[stored].shape)]) != [*shape]:
+            expert = int(number[1]) if number else -1
+            source = Source(tensors[stored], heads.get(module.rpartition(".")[2], 0), expert)
+            if source.shape != [*size] or expert >= int(tensors[stored].shape[-1]):
                 raise ModelError(
-                    f"{self.path}: {stored} has shape {actual}; its metadata asks for {[*shape]}"
+                    f"{self.path}: {stored} has shape {source.shape}; its metadata asks for {[*size]}"
                 )
-            sources[name] = Source(tensors[stored], heads.get(module.rpartition(".")[2], 0))
+            sources[name] = source
         return sources
 
     def rope_parameters(self, config: Any) -> dict[str, Any]:
@@ -118,7 +147,7 @@ class GgufFile:
         factor = self._value(prefix + "scaling.factor") or 1.0
         table = next((t for t in self._reader.tensors if t.name == "rope_freqs.weight"), None)
         if table is not None:
-            return self._llama3(_dequantized(table).tolist(), config)
+            return self._llama3(_dequantized(table.data, table.tensor_type).tolist(), config)
         if kind == "linear":
             return {"rope_type": "linear", "factor": float(factor)}
         if kind == "yarn":
@@ -164,14 +193,14 @@ def _gguf_names(layers: int) -> Callable[[str], str | None]:
     from gguf import MODEL_ARCH, get_tensor_name_map
 
     llama = get_tensor_name_map(MODEL_ARCH.LLAMA, layers)
-    qwen3 = get_tensor_name_map(MODEL_ARCH.QWEN3, layers)  # has the norms of queries and keys
+    qwen3 = get_tensor_name_map(MODEL_ARCH.QWEN3MOE, layers)  # has the norms of queries and keys
     return lambda name: llama.get_name(name) or qwen3.get_name(name)
 
 
-def _dequantized(tensor: Any) -> np.ndarray[Any, Any]:
+def _dequantized(data: Any, kind: Any) -> np.ndarray[Any, Any]:
     from gguf import dequantize
 
-    return dequantize(tensor.data, tensor.tensor_type)
+    return dequantize(data, kind)
 
 
 def _check_counts(path: Path) -> None:

@@ -25,7 +25,7 @@ from specscope.engine.heads.find import HeadFile
 from specscope.engine.layout import Layout
 from specscope.engine.methods import Method
 from specscope.engine.run.dispatch import Dispatcher
-from specscope.engine.run.gathering import Gathering
+from specscope.engine.run.gathering import AtOnce, Gathering
 from specscope.engine.run.lengths import RoundLengths
 from specscope.engine.run.run import Run, Sequence
 from specscope.engine.run.serving import Load, Serving
@@ -49,15 +49,15 @@ class Request:
 
     method: Method
     cfg: Any
-    layout: Layout
-    head: HeadFile | None
     prompts: tuple[Prompt, ...]
     ids: tuple[tuple[int, ...], ...]
     sampling: Sampling
     limits: Limits
-    group: str
+    group: str = ""
     plan: Plan | None = None
     load: Load | None = None
+    layout: Layout = field(default_factory=Layout)
+    head: HeadFile | None = None
     costs: Costs | None = None
     """Times of forwards, where the load's policy chooses draft lengths."""
     open: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -115,12 +115,12 @@ class Execution:
         ]
         for worker in self.workers.distinct:
             await worker.submit(self.begin).reply
-        gathering = Gathering() if self.request.load else None
-        run, dispatcher = self._new_run(loop, gathering)
+        calls = Gathering() if self.request.load else AtOnce()
+        run, dispatcher = self._new_run(loop, calls)
         samples = sampler(self.workers, recording, loop)
         others = None if isinstance(loop, VirtualLoop) else other_programs(self.workers)
         samples.start()
-        work = asyncio.ensure_future(self._decode(run, gathering, dispatcher))
+        work = asyncio.ensure_future(self._decode(run, calls, dispatcher))
         watch = (
             None if isinstance(loop, VirtualLoop) else asyncio.ensure_future(self._cancel_on_request(work))
         )
@@ -140,9 +140,7 @@ class Execution:
             if died is not None and self.cancel.is_set():
                 raise died  # this run reports the dead worker, not the next one
 
-    def _new_run(
-        self, loop: asyncio.AbstractEventLoop, gathering: Gathering | None
-    ) -> tuple[Run, Dispatcher]:
+    def _new_run(self, loop: asyncio.AbstractEventLoop, calls: AtOnce | Gathering) -> tuple[Run, Dispatcher]:
         recording, origin = self.recording, time.perf_counter_ns()
         if isinstance(loop, VirtualLoop):
             origin, recording.clock = 0, lambda: 1000 * loop.clock.now
@@ -158,7 +156,7 @@ class Execution:
             dispatcher,
             clock=recording.clock,
             encode=self.pair.encode_text,
-            gathering=gathering,
+            calls=calls,
             readers=() if isinstance(loop, VirtualLoop) else self._readers(),
             finished=self.request.finished,
         )
@@ -172,9 +170,9 @@ class Execution:
         drafting = zip(names, by_model.get("drafter", ()), strict=True)
         return [name for name, worker in drafting if worker.lanes(name) == 1 and self.pair.reads_rows(name)]
 
-    async def _decode(self, run: Run, gathering: Gathering | None, dispatcher: Dispatcher) -> None:
+    async def _decode(self, run: Run, calls: AtOnce | Gathering, dispatcher: Dispatcher) -> None:
         request, method = self.request, self.request.method
-        if request.load is None or gathering is None:
+        if request.load is None or isinstance(calls, AtOnce):
             await run.start(self.begin.slots)
             await method.decode(run, request.cfg)
             return
@@ -183,7 +181,7 @@ class Execution:
             return method.decode(view, request.cfg)
 
         dispatcher.step = 1
-        parts = (run, request.load, decode, gathering, dispatcher, self.recording.clock)
+        parts = (run, request.load, decode, calls, dispatcher, self.recording.clock)
         lengths = RoundLengths(request.load.policy, request.costs) if request.costs else None
         await Serving(*parts, scored=request.layout.lockstep, lengths=lengths).serve()
 

@@ -6,26 +6,26 @@ Only configs are read, and the headers of drafting heads; nothing is loaded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 from specscope.engine.checkpoints.progress import megabytes
 from specscope.engine.checkpoints.sizes import Size, layer_sizes, model_size, shape_of
-from specscope.engine.cluster.local_devices import LocalDevices, base_layout
+from specscope.engine.cluster.assignment import drafter_names, parts_on
+from specscope.engine.cluster.local_devices import local_devices
 from specscope.engine.cluster.memory import KV_TOKENS, Part, advice
-from specscope.engine.cluster.pool import part_of, situation_of
+from specscope.engine.cluster.pool import Pool
 from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.heads.files import check_head
 from specscope.engine.heads.find import HeadFile, Heads
 from specscope.engine.heads.kinds import KINDS
 from specscope.engine.layout import Layout
 from specscope.engine.methods import METHODS, Method, Situation
-from specscope.engine.types import drafter_key
 
 
-def split_by_memory(pool: LocalDevices, tokens: int = KV_TOKENS) -> LocalDevices:
+def split_by_memory(pool: Pool, tokens: int = KV_TOKENS) -> Pool:
     """Return a pool whose devices have room for the target: on one device if it fits, else split.
 
     The target gets the devices after the drafter's. If none of them holds all of it, and the
@@ -46,26 +46,30 @@ def split_by_memory(pool: LocalDevices, tokens: int = KV_TOKENS) -> LocalDevices
     after = [pool.memory.free(device) for device in pool.devices[drafting:]]
     spans = _spans(whole, sizes, after, tokens)
     if len(spans) != 1 and (order := _exchanged(pool, whole, tokens)):
-        return replace(pool, devices=tuple(pool.devices[i] for i in order))
+        return _reordered(pool, order)
     if spans:
         used = [drafting + i for i in spans]
         others = [i for i in range(len(left)) if i not in used]
-        first = max(1, drafting)  # the target's first device, as `LocalDevices.assign` places it
+        first = max(1, drafting)  # the target's first device, as `Pool.assign` places it
         order = [*others[:first], *used, *others[first:]]
     elif spans := _spans(whole, sizes, left, tokens):
         order = list(spans)
     else:
         raise ModelError(_refusal(pool, sizes, left, tokens))
-    layers = tuple(spans.values()) if len(spans) > 1 else ()
-    return replace(pool, devices=tuple(pool.devices[i] for i in order), spans=layers)
+    return _reordered(pool, order, tuple(spans.values()) if len(spans) > 1 else ())
 
 
-def _exchanged(pool: LocalDevices, whole: Size, tokens: int) -> list[int]:
+def _reordered(pool: Pool, order: Sequence[int], spans: tuple[range, ...] = ()) -> Pool:
+    devices = tuple(pool.devices[i] for i in order)
+    return local_devices(pool.pair, pool.options, devices, spans, pool.memory)
+
+
+def _exchanged(pool: Pool, whole: Size, tokens: int) -> list[int]:
     """Return the order of the devices in which the target has the first one for itself.
 
     Empty if it does not fit there, or if a single drafter fits on none of the others.
     """
-    drafters = [part for part in _parts(pool, base_layout(pool.pair)) if part.model != "target"]
+    drafters = [part for part in _parts(pool, pool.base) if part.model != "target"]
     free = [pool.memory.free(device) for device in pool.devices]
     if len(drafters) != 1 or whole.with_cache(tokens) > free[0]:
         return []
@@ -101,17 +105,17 @@ def layer_spans(sizes: Sequence[Size], limits: Sequence[int], tokens: int) -> di
     return spans if first == len(sizes) else {}
 
 
-def _without_drafters(pool: LocalDevices, tokens: int) -> tuple[int, list[int]]:
+def _without_drafters(pool: Pool, tokens: int) -> tuple[int, list[int]]:
     """Return the number of the drafter's devices, and the bytes free for the target on each one."""
     left = {device.name: pool.memory.free(device) for device in pool.devices}
-    drafters = [part for part in _parts(pool, base_layout(pool.pair)) if part.model != "target"]
+    drafters = [part for part in _parts(pool, pool.base) if part.model != "target"]
     for part in drafters:
         name = part.device.name.split("/")[0]
         left[name] = max(0, left[name] - part.weights - tokens * part.per_token)
     return len({part.device.name.split("/")[0] for part in drafters}), list(left.values())
 
 
-def _refusal(pool: LocalDevices, sizes: Sequence[Size], left: Sequence[int], tokens: int) -> str:
+def _refusal(pool: Pool, sizes: Sequence[Size], left: Sequence[int], tokens: int) -> str:
     needed = sum(size.with_cache(tokens) for size in sizes)
     free = ", ".join(
         f"{megabytes(size)} on {device.label}" for device, size in zip(pool.devices, left, strict=True)
@@ -163,23 +167,22 @@ class Fit:
         return min(use.tokens() for use in self.uses)
 
 
-def fit(pool: LocalDevices, named_heads: tuple[Path, ...] = ()) -> Fit:
+def fit(pool: Pool, named_heads: tuple[Path, ...] = ()) -> Fit:
     """Return what a pool's pair takes and what fits; by default with the pair's own heads.
 
     Raises:
         ModelError: A model or head is broken.
         UsageError: A head is for another target.
     """
-    parts = _parts(pool, base_layout(pool.pair))
+    parts = _parts(pool, pool.base)
     files = _head_files(pool, named_heads)
     heads = {kind: _head_size(pool, head) for kind, head in files.items()}
     drafter, found = pool.pair.drafter_path, Heads(pool.pair, named_heads)
-    situation = situation_of(
-        pool,
+    situation = pool.situation(
         pool.pair.context,
         shape_of(drafter).layers if drafter else 0,
         lambda: 1.0,
-        lambda asked: asked or pool.stage_limits().usual,
+        lambda asked: asked or max(2, pool.ways),
         lambda kind: found.find(kind).levels,
     )
     return Fit(
@@ -192,14 +195,13 @@ def fit(pool: LocalDevices, named_heads: tuple[Path, ...] = ()) -> Fit:
     )
 
 
-def _parts(pool: LocalDevices, layout: Layout) -> list[Part]:
+def _parts(pool: Pool, layout: Layout) -> list[Part]:
     assigned = pool.assign(layout)
-    drafters = [(drafter_key(i), each) for i, each in enumerate(assigned.get("drafter", ()))]
-    named = [*drafters, *(("target", each) for each in assigned["target"])]
-    return [part_of(pool.pair, pool.dtype, name, a, i) for name, a in named for i in range(len(a.members))]
+    drafters = drafter_names(layout, len(assigned.get("drafter", ())), None)
+    return pool.parts(parts_on(assigned, drafters))
 
 
-def _uses(pool: LocalDevices, parts: Iterable[Part]) -> list[Use]:
+def _uses(pool: Pool, parts: Iterable[Part]) -> list[Use]:
     uses = dict[str, Use]()
     for part in parts:
         name = pool.memory.name(part.device)
@@ -210,7 +212,7 @@ def _uses(pool: LocalDevices, parts: Iterable[Part]) -> list[Use]:
     return list(uses.values())
 
 
-def _head_files(pool: LocalDevices, named: tuple[Path, ...]) -> dict[str, HeadFile]:
+def _head_files(pool: Pool, named: tuple[Path, ...]) -> dict[str, HeadFile]:
     folder = pool.pair.heads_path
     paths = named or (sorted(p for p in folder.iterdir() if p.is_dir()) if folder and folder.is_dir() else ())
     files = dict[str, HeadFile]()
@@ -220,7 +222,7 @@ def _head_files(pool: LocalDevices, named: tuple[Path, ...]) -> dict[str, HeadFi
     return files
 
 
-def _head_size(pool: LocalDevices, head: HeadFile) -> HeadSize:
+def _head_size(pool: Pool, head: HeadFile) -> HeadSize:
     config, kind = head.config, KINDS[head.config.kind]
     itemsize = pool.dtype.itemsize
     tied = shape_of(pool.pair.target_path).tied
@@ -232,7 +234,7 @@ def _head_size(pool: LocalDevices, head: HeadFile) -> HeadSize:
     return HeadSize(config.kind, head, weights, cached * itemsize)
 
 
-def _reason(pool: LocalDevices, method: Method, situation: Situation, heads: Mapping[str, HeadSize]) -> str:
+def _reason(pool: Pool, method: Method, situation: Situation, heads: Mapping[str, HeadSize]) -> str:
     try:
         layout = method.layout(method.plan(method.configure({}), situation))
         if layout.needs_drafter and pool.pair.drafter_path is None:
@@ -242,7 +244,7 @@ def _reason(pool: LocalDevices, method: Method, situation: Situation, heads: Map
         return str(error)
 
 
-def _shortage(pool: LocalDevices, layout: Layout, heads: Mapping[str, HeadSize]) -> str:
+def _shortage(pool: Pool, layout: Layout, heads: Mapping[str, HeadSize]) -> str:
     parts = _parts(pool, layout)
     if layout.head and pool.spans:
         heads[layout.head].file.check_split()

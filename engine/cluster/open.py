@@ -10,30 +10,29 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from specscope.engine.checkpoints.catalog import opening
 from specscope.engine.checkpoints.forms import is_form
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.progress import Report
+from specscope.engine.checkpoints.sizes import shape_of
 from specscope.engine.checkpoints.sources import is_short_name, resolve, resolve_config, resolve_local
-from specscope.engine.cluster.costs import profile_costs
 from specscope.engine.cluster.fit import split_by_memory
-from specscope.engine.cluster.local_devices import LocalDevices, base_layout, devices_of
+from specscope.engine.cluster.local_devices import devices_of, local_devices
 from specscope.engine.cluster.memory import KV_TOKENS, Memory, parse_limits
 from specscope.engine.cluster.options import Options, usual_runtime
 from specscope.engine.cluster.placement import Placement
+from specscope.engine.cluster.pool import Pool
 from specscope.engine.cluster.probing import is_toy
-from specscope.engine.cluster.profile_devices import ProfileDevices, tokens_of
+from specscope.engine.cluster.profile_devices import profile_devices
 from specscope.engine.cluster.ray_cluster import RayCluster
-from specscope.engine.cluster.ray_devices import RESOURCES, RayDevices
+from specscope.engine.cluster.ray_devices import RESOURCES, ray_devices
 from specscope.engine.cluster.session import Cluster
 from specscope.engine.errors import UsageError, named_arguments
-from specscope.engine.layout import Layout, Separate
-from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.simulate.oracle import Source
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.trace.events import Device
@@ -114,23 +113,12 @@ def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
         ModelError: A model cannot be loaded or downloaded.
         RunCancelled: `cancel` was set during a download.
     """
-    options = Options(
-        usual_runtime(profile) if runtime is None else runtime,
-        profile,
-        profile_pair,
-        tokens,
-        device,
-        threads,
-        forward,
-        dtype,
-        tp,
-        drafter_tp,
-        address,
-        memory,
-    )
+    given: dict[str, Any] = {**locals(), "runtime": usual_runtime(profile) if runtime is None else runtime}
+    options = Options(**{one.name: given[one.name] for one in fields(Options)})
     chosen = find_pair(pair, target, drafter, progress=progress, cancel=cancel, download=download)
+    options = _with_eager_experts(chosen, options)
     plans = profile is None and (not is_toy(chosen.target_path) if plans is None else plans)
-    return Cluster(chosen, _place(chosen, options), tuple(map(Path, _several(head))), plans=plans)
+    return Cluster(chosen, Placement(_pool(chosen, options)), tuple(map(Path, _several(head))), plans=plans)
 
 
 def find_pair(
@@ -170,22 +158,19 @@ def _several(places: Places) -> list[str]:
     return names
 
 
-def _place(pair: Pair, options: Options) -> Placement:
+def _pool(pair: Pair, options: Options) -> Pool:
     match options.runtime:
         case "virtual":
-            return _on_profile(pair, options)
+            return profile_devices(pair, options)
         case "ray":
-            return _on_ray(pair, options)
+            return _ray_pool(pair, options)
         case _:
-            pool = local_pool(pair, options)
-            stages = {"stages": [len(span) for span in pool.spans]} if pool.spans else {}
-            details = pool.options.facts(pool.devices[0]) | stages
-            return Placement(options.runtime, pool, base_layout(pair), details=details)
+            return local_pool(pair, options)
 
 
 def local_pool(
     pair: Pair, options: Options, tokens: int = KV_TOKENS, devices: tuple[Device, ...] = ()
-) -> LocalDevices:
+) -> Pool:
     """Return this machine as a device pool, its target split by layers if it fits on no device.
 
     Keys and values of `tokens` tokens must fit as well. A plan gives `devices` in place of this
@@ -198,42 +183,38 @@ def local_pool(
     devices = devices or devices_of(options.device)
     options.check_devices(len(devices), drafter=pair.drafter_path is not None)
     limits = Memory(parse_limits(options.memory, devices)) if options.memory else Memory()
-    pool = split_by_memory(LocalDevices(pair, options, devices, memory=limits), tokens)
+    pool = split_by_memory(local_devices(pair, options, devices, memory=limits), tokens)
     if pool.spans and options.forward == "static":
         raise UsageError(
             f"the target is split by layers over {len(pool.spans)} devices, and a split target has eager forwards "
             "only; leave forward static out"
         )
-    return replace(pool, options=replace(options, forward="eager")) if pool.spans else pool
+    return pool
 
 
-def _on_profile(pair: Pair, options: Options) -> Placement:
-    profile = options.profile if isinstance(options.profile, Profile) else Profile.load(str(options.profile))
-    latency = profile.latency(options.profile_pair)
-    loaders, source = tokens_of(pair, options.tokens)
-    drafts = "drafter" in loaders and latency.drafter is not None
-    return Placement(
-        "virtual",
-        ProfileDevices(profile, latency, loaders),
-        Layout(Separate(drafters=int(drafts), turns=True)),
-        VirtualLoop,
-        profile.name,
-        latency.c,
-        partial(profile_costs, latency),
-        {"tokens": source, "profile_pair": latency.pair},
-        states=options.tokens == "pair",
-    )
+def _with_eager_experts(pair: Pair, options: Options) -> Options:
+    """Return options with eager forwards for a mixture of experts.
+
+    How many rows an expert has is known on the host only, and a CUDA graph cannot ask it.
+    """
+    if options.runtime == "virtual":  # no graph is captured, and the models may not be here
+        return options
+    mixtures = [model for model, path in pair.models.items() if shape_of(path).mixture is not None]
+    if not mixtures:
+        return options
+    if options.forward == "static":
+        raise UsageError(
+            f"the {mixtures[0]} is a mixture of experts, which has eager forwards only; leave forward static out"
+        )
+    return replace(options, forward="eager")
 
 
-def _on_ray(pair: Pair, options: Options) -> Placement:
+def _ray_pool(pair: Pair, options: Options) -> Pool:
     if options.device not in RESOURCES:
         raise UsageError(f"there is no device {options.device!r}; choose auto, cpu or cuda")
     cluster = RayCluster(options.address, len(devices_of("cpu")))
     try:
-        pool = RayDevices(pair, cluster, options)
-        pool.check_ways()
+        return ray_devices(pair, cluster, options)
     except BaseException:
         cluster.close()
         raise
-    details = options.facts(pool.devices[0]) | {"nodes": pool.nodes}
-    return Placement("ray", pool, base_layout(pair), details=details, finish=cluster.close)

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from specscope.engine.environment import processor
 from specscope.engine.errors import UsageError, shown
-from specscope.engine.simulate.oracle import Source
-from specscope.engine.simulate.profile import Profile
-from specscope.engine.trace.events import Device
-from specscope.engine.trace.trace import Trace
 from specscope.engine.types import check_range, whole
+
+if TYPE_CHECKING:
+    import torch
+
+    from specscope.engine.simulate.oracle import Source
+    from specscope.engine.simulate.profile import Profile
+    from specscope.engine.trace.events import Device
+    from specscope.engine.trace.trace import Trace
 
 RUNTIMES = ("local-process", "local-thread", "ray", "virtual")
 FORWARDS = ("auto", "eager", "static")
-DTYPES: dict[str, torch.dtype | None] = {
-    "auto": None,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-}
+DTYPES = ("auto", "float32", "bfloat16")
 
 
 def usual_runtime(profile: object) -> str:
@@ -31,29 +29,56 @@ def usual_runtime(profile: object) -> str:
     return "local-process" if profile is None else "virtual"
 
 
+def option(default: Any, metavar: str, text: str, *, given: Any = None) -> Any:
+    """Declare an option that commands have, too; `given` is its default there, or its type."""
+    usual = given if given is not None else str if default is None else default
+    return field(default=default, metadata={"flag": (usual, metavar, text)})
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options, checked as far as no model and no device is needed; `specscope.open` describes them.
+
+    The flags of commands follow from the fields, in their order.
 
     Raises:
         UsageError: An option is wrong, or two do not go together.
     """
 
-    runtime: str = "local-process"
-    profile: str | Profile | None = None
-    profile_pair: str | None = None
-    tokens: str | Trace | Source = "pair"
-    device: str = "auto"
+    runtime: str = option(
+        "local-process",
+        "NAME",
+        "local-process, local-thread, ray, or virtual (virtual with --profile)",
+        given=str,
+    )
+    address: str | None = option(
+        None, "HOST:PORT", "head of a Ray cluster, or auto for this machine's (this machine alone)"
+    )
+    profile: str | Profile | None = option(  # noqa: RUF009 - it is a `field`
+        None, "NAME", "latency profile of a virtual cluster: a name or a .toml file"
+    )
+    profile_pair: str | None = option(None, "NAME", "one of the profile's pairs")
+    tokens: str | Trace | Source = option(  # noqa: RUF009
+        "pair",
+        "SOURCE",
+        "virtual: pair decodes, bernoulli:RATE[:doubt=D] accepts drafts at a rate (pair)",
+    )
+    forward: str = option(
+        "auto",
+        "NAME",
+        "eager, static for fixed shapes, on CUDA as graphs, or auto: static on a GPU (auto)",
+    )
+    device: str = option("auto", "NAME", "auto, cpu or cuda (auto)")
+    dtype: str = option("auto", "NAME", "of the weights: float32 (CPUs), bfloat16 (GPUs) or auto (auto)")
+    tp: int = option(1, "N", "split the target over N devices, with local-process or ray (1)")
+    drafter_tp: int = option(1, "M", "split the drafter over M devices (1)")
+    memory: str = option(
+        "", "SIZES", "bytes for models by device, as in 0=4GiB,1=4GiB; may split by layers (all)"
+    )
     threads: int = 1
-    forward: str = "auto"
-    dtype: str = "auto"
-    tp: int = 1
-    drafter_tp: int = 1
-    address: str | None = None
-    memory: str = ""
 
     def __post_init__(self) -> None:
-        for option, names in (("runtime", RUNTIMES), ("forward", FORWARDS), ("dtype", tuple(DTYPES))):
+        for option, names in (("runtime", RUNTIMES), ("forward", FORWARDS), ("dtype", DTYPES)):
             if (value := getattr(self, option)) not in names:
                 raise UsageError(f"there is no {option} {value!r}; choose one of {', '.join(names)}")
         whole("threads", self.threads, 1, os.cpu_count() or 1)
@@ -106,7 +131,10 @@ class Options:
         return self.forward == "static" or (self.forward == "auto" and usual)
 
     def dtype_on(self, device: Device) -> torch.dtype:
-        return DTYPES[self.dtype] or (torch.bfloat16 if device.kind == "cuda" else torch.float32)
+        import torch  # takes seconds; the command line reads only the declarations
+
+        usual = "bfloat16" if device.kind == "cuda" else "float32"
+        return getattr(torch, usual if self.dtype == "auto" else self.dtype)
 
     def facts(self, device: Device) -> dict[str, Any]:
         """Return the options that a measured trace's header holds, for models on such a device."""

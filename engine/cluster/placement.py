@@ -10,23 +10,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from specscope.engine.cluster.memory import Part, RunSize, check_caches
-from specscope.engine.cluster.pool import (
+from specscope.engine.cluster.assignment import (
     Assignment,
-    DevicePool,
     ModelPart,
     drafter_names,
     head_name,
     head_place,
     labelled_devices,
-    models_on,
     names_on_workers,
+    parts_on,
 )
-from specscope.engine.drafting.admission import Costs
-from specscope.engine.errors import OutOfMemory, SpecScopeError, StarterDied, UsageError
+from specscope.engine.cluster.memory import Part, RunSize, check_caches
+from specscope.engine.cluster.pool import Pool
+from specscope.engine.errors import OutOfMemory, SpecScopeError, StarterDied
 from specscope.engine.heads.find import HeadFile, load_head
 from specscope.engine.layout import Layout
 from specscope.engine.runtimes.ensemble import Ensemble, group_of, pipeline_of, ranks_of
+from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.trace.events import Device
 from specscope.engine.worker.jobs import Connect, Facts, Load, Reply
 from specscope.engine.worker.shared import QBuffer
@@ -60,28 +60,19 @@ class RunWorkers:
         return tuple(dict.fromkeys(member for group in members for member in group))
 
 
-@dataclass
 class Placement:
-    """Workers on devices. A worker starts, and a model loads, when a layout first needs it."""
+    """Workers on devices. A worker starts, and a model loads, when a layout first needs it.
 
-    runtime: str
-    pool: DevicePool
-    base: Layout
-    """Layout that `specscope.open` loads: the target, and the drafter if the pair has one."""
-    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    profile: str = ""
-    c: float = 0.0
-    """T(target) / T(drafter) of the profile; 0 if it is still to be measured."""
-    costs: Callable[[], Costs] | None = None
-    """Times of the profile's forwards; None if they are still to be measured."""
-    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    vocab_size: int = 0
-    states: bool = True
-    """Whether the target has hidden states; drawn and recorded tokens have none."""
-    finish: Callable[[], None] = lambda: None
-    """Called when all workers have ended."""
+    Args:
+        pool: The devices.
+        base: The layout that is loaded now; the pool's if None.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, pool: Pool, base: Layout | None = None) -> None:
+        self.pool = pool
+        self.base = base or pool.base
+        self.runtime, self.profile, self.details = pool.options.runtime, pool.profile, pool.details
+        self.vocab_size = 0
         self._forget()
         try:
             self.workers_for(self.base)
@@ -102,14 +93,6 @@ class Placement:
         return list(self._workers.values())
 
     @property
-    def depth(self) -> int:
-        """Layers of the drafter; 0 if there is no drafter or it has no layers.
-
-        In a virtual run, the smaller of the layers computed and the layers timed.
-        """
-        return self._layers("drafter", self.pool.depth())
-
-    @property
     def clock_errors(self) -> dict[str, int]:
         """Most nanoseconds by which times of each device are wrong, by its name."""
         errors = dict[str, int]()
@@ -118,30 +101,9 @@ class Placement:
                 errors[device.name] = max(facts.clock_error, errors.get(device.name, 0))
         return errors
 
-    def stages(self, asked: int) -> int:
-        """Return the number of devices that the target's layers are split over; `asked`, if not 0.
-
-        Raises:
-            UsageError: The pool has fewer devices, the target has fewer layers, or the pool cannot
-                split a target.
-        """
-        usual, devices, layers = self.pool.stage_limits()
-        layers = self._layers("target", layers)
-        most = min(devices, layers or devices)
-        limits = f"there are {devices} devices" + (f", and the target has {layers} layers" if layers else "")
-        if most < 2:
-            raise UsageError(
-                f"a pipeline takes at least 2 devices and 2 layers; {limits}: choose another placement"
-            )
-        if asked and not 2 <= asked <= most:
-            raise UsageError(
-                f"stages is {asked}; it must be at least 2 and at most {most}: {limits}", "stages"
-            )
-        return asked or min(usual, most)
-
-    def _layers(self, model: str, timed: int) -> int:
-        loaded = next((facts.depth for (name, _), facts in self._facts.items() if name == model), 0)
-        return min(filter(None, (loaded, timed)), default=0)
+    def layers(self, model: str) -> int:
+        """Return the layers of a loaded model; 0 if it is not loaded or has none."""
+        return next((facts.depth for (name, _), facts in self._facts.items() if name == model), 0)
 
     def workers_for(self, layout: Layout, head: HeadFile | None = None) -> RunWorkers:
         """Return the workers of a layout, with their models and the head, if any, loaded.
@@ -165,12 +127,12 @@ class Placement:
             assigned["drafter"] = [head_place(target, head) for target in assigned["target"]]
         drafters = drafter_names(layout, len(assigned.get("drafter", ())), head)
         missing = self._missing(assigned, drafters, head)
-        self.pool.reserve(assigned)
+        self.pool.site.reserve(assigned)
         self.pool.memory.check(self.pool.parts(missing), self._held)
         for each in assigned.values():
             for member in (member for assignment in each for member in assignment.members):
                 if member.name not in self._workers:
-                    self._workers[member.name] = self.pool.start_worker(member)
+                    self._workers[member.name] = self.pool.site.start(member)
         workers = {model: tuple(map(self._worker, each)) for model, each in assigned.items()}
         # after the groups, whose ranks load parts of a model
         self._load(missing, head, assigned)
@@ -200,9 +162,9 @@ class Placement:
     def _missing(
         self, assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str], head: HeadFile | None
     ) -> list[ModelPart]:
-        models = [(m, a) for m, a in models_on(assigned, drafters) if head is None or m not in drafters]
-        parts = [ModelPart(m, a, i) for m, a in models for i in range(len(a.members))]
-        return [part for part in parts if (part.name, part.place.name) not in self._facts]
+        parts = parts_on(assigned, drafters)
+        loaded = [part for part in parts if head is None or part.model not in drafters]
+        return [part for part in loaded if (part.name, part.place.name) not in self._facts]
 
     def _load(
         self,
@@ -223,7 +185,7 @@ class Placement:
             self._load_all([(load, member) for each in assigned["drafter"] for member in each.members])
 
     def _job(self, part: ModelPart) -> Load:
-        loader, assignment = self.pool.loader(part.model, part.place), part.assignment
+        loader, assignment = self.pool.site.loader(part.model, part.place), part.assignment
         if assignment.sharded:
             return Load(part.name, loader, group=assignment.name)
         if part.stage is None:
@@ -278,7 +240,7 @@ class Placement:
         return _run_here_or_apart(self._on_loop, work)
 
     def _on_loop(self, work: Work) -> Any:
-        with asyncio.Runner(loop_factory=self.new_loop) as runner:
+        with asyncio.Runner(loop_factory=VirtualLoop if self.profile else None) as runner:
             workers = self.workers
             for worker in workers:
                 worker.attach(runner.get_loop())
@@ -295,7 +257,7 @@ class Placement:
 
     def close(self) -> None:
         self.restart()
-        self.finish()
+        self.pool.site.close()
 
 
 def _run_here_or_apart(run: Callable[[Work], Any], work: Work) -> Any:

@@ -1,4 +1,4 @@
-"""The GPUs of a profile as a device pool: assignments, virtual workers, token sources."""
+"""The GPUs of a profile as a device pool: virtual workers, their times, and token sources."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ from functools import cache, partial
 import torch
 
 from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.assignment import Assignment, Loader
 from specscope.engine.cluster.local_devices import loader_of
-from specscope.engine.cluster.memory import Memory, Part
 from specscope.engine.cluster.options import Options
-from specscope.engine.cluster.pool import (
-    Assignment,
-    Loader,
-    ModelPart,
-    StageLimits,
-    pipeline_assignments,
-    single,
-)
+from specscope.engine.cluster.pool import Pool
+from specscope.engine.cluster.probing import CONTEXT
+from specscope.engine.drafting.admission import Costs
+from specscope.engine.drafting.pace import Curve
 from specscope.engine.errors import UsageError
-from specscope.engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from specscope.engine.model.language import LanguageModel
 from specscope.engine.model.memoized import MemoizedModel
 from specscope.engine.runtimes.virtual import Processor, VirtualWorker
@@ -34,146 +29,96 @@ from specscope.engine.trace.trace import Trace
 from specscope.engine.types import MOST_DRAFTERS, drafter_key
 from specscope.engine.worker.worker import Worker
 
+ROWS = (1, *range(8, 4097, 8))
+"""Numbers of rows at which a profile's formula is evaluated."""
+
 
 @dataclass(frozen=True)
-class ProfileDevices:
-    """The GPUs of a profile. A model on several GPUs has one worker, shown as one device."""
+class Gpus:
+    """The GPUs of a profile: a worker computes at once, and takes the profile's time."""
 
     profile: Profile
     latency: Latency
     loaders: Mapping[str, Loader]
     processors: dict[str, Processor] = field(default_factory=dict[str, Processor])
-    memory: Memory = field(default_factory=Memory)
-    """This machine's, in which all models compute."""
-
-    def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
-        if layout.needs_drafter and self.latency.drafter is None:
-            raise UsageError(
-                f"the pair {self.latency.pair} of the profile {self.profile.name} has no drafter; "
-                "choose another pair, or a method that drafts without one"
-            )
-        match layout.arrangement:
-            case Colocated():
-                return self._colocated()
-            case LayerParallel(ranks):
-                return self._layer_parallel(ranks)
-            case Pipelined(stages):
-                return pipeline_assignments(self._assignments(0, len(self.profile.gpus), 1), stages)
-            case Separate() as separate:
-                return self._separate(separate)
 
     @property
-    def _drafter_gpus(self) -> int:
-        return self.latency.drafter.gpus if self.latency.drafter else 1
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(
+            Device(name, "", name.replace("gpu", "GPU ").replace("cpu:", "CPU core "), "virtual")
+            for name in self.profile.gpus
+        )
 
-    def _colocated(self) -> dict[str, list[Assignment]]:
-        count, width, target_width = len(self.profile.gpus), self._drafter_gpus, self.latency.target.gpus
-        if max(width, target_width) > count:
-            return self._separate(Separate())  # raises: it needs even more
-        (target,) = self._assignments(min(width, count - target_width), 1, target_width)
-        return {"drafter": [target._replace(name=f"{target.name}/drafter")], "target": [target]}
-
-    def _separate(self, separate: Separate) -> dict[str, list[Assignment]]:
-        targets, drafters = separate.targets, separate.drafters
-        width, target_width = self._drafter_gpus, self.latency.target.gpus
-        drafting, verifying, count = drafters * width, targets * target_width, len(self.profile.gpus)
-        if separate.turns and drafting <= verifying <= count < drafting + verifying:
-            shared = self._assignments(0, targets, target_width)
-            return {"drafter": shared[:drafters], "target": shared}
-        if drafting + verifying > count:
-            raise UsageError(
-                f"{targets} target server(s) of {target_width} GPU(s) and {drafters} drafter(s) of "
-                f"{width} need {drafting + verifying} GPUs; the profile {self.profile.name} has {count}"
-            )
-        first = max(drafting, min(width, count - verifying))
-        return {
-            "drafter": self._assignments(0, drafters, width),
-            "target": self._assignments(first, targets, target_width),
-        }
-
-    def _layer_parallel(self, ranks: int) -> dict[str, list[Assignment]]:
-        """Draft on the first GPUs together; the target runs on its number of them in turn."""
-        gpus = self.latency.target.gpus
-        needed = max(ranks, gpus)
-        if needed > len(self.profile.gpus):
-            raise UsageError(
-                f"{ranks} GPUs are to share the drafter's layers and the target takes {gpus}; "
-                f"the profile {self.profile.name} has {len(self.profile.gpus)}"
-            )
-        devices = tuple(_device([gpu]) for gpu in self.profile.gpus[:needed])
-        lanes = (("drafter", ranks), ("target", gpus))
-        name = f"{devices[0].name}..{devices[-1].name}/{ranks}"
-        assignment = Assignment(name, devices, lanes=lanes)
-        return {"drafter": [assignment], "target": [assignment]}
-
-    def _assignments(self, first: int, count: int, width: int) -> list[Assignment]:
-        starts = range(first, first + count * width, width)
-        return [single(_device(self.profile.gpus[start : start + width])) for start in starts]
-
-    def servers(self, drafters: int) -> int:
-        free = len(self.profile.gpus) - drafters * self._drafter_gpus
-        return max(0, free) // self.latency.target.gpus
-
-    def drafters(self) -> int:
-        """Return the number of drafters with tokens; all take the time of the profile's drafter."""
-        return len(self.loaders) - 1 if self.latency.drafter else 0
-
-    def ranks(self) -> int:
-        drafter = self.latency.drafter
-        if drafter is None or drafter.gpus > 1 or drafter.measured or not self.profile.hardware.collective_us:
-            return 1
-        return len(self.profile.gpus)
-
-    def depth(self) -> int:
-        return self.latency.drafter.layers if self.latency.drafter else 0
-
-    def stage_limits(self) -> StageLimits:
-        """Return the GPUs that the profile gives the target as usual, at least 2.
-
-        Raises:
-            UsageError: The target's times are for tensor parallelism, the drafter takes several
-                GPUs, or the profile has no time for moving a KV cache.
-        """
-        target, drafter = self.latency.target, self.latency.drafter
-        where = f"the pair {self.latency.pair} of the profile {self.profile.name}"
-        if target.split == "tensor" and target.gpus > 1:
-            raise UsageError(
-                f"{where} has times of a target under tensor parallelism; a pipeline needs one split by layers: "
-                "choose another pair, or pearl-4xA100"
-            )
-        if drafter is not None and drafter.gpus > 1:
-            raise UsageError(
-                f"{where} has a drafter on {drafter.gpus} GPUs; in a pipeline it takes one: choose another pair"
-            )
-        if self.latency.start_us is None:
-            raise UsageError(
-                f"{where} does not say step.move_ms, which moving a KV cache takes: choose another profile"
-            )
-        return StageLimits(max(2, target.gpus), len(self.profile.gpus), target.layers)
-
-    def parts(self, models: Sequence[ModelPart]) -> list[Part]:  # noqa: ARG002 - its GPUs hold no models
-        return []
+    @property
+    def where(self) -> str:
+        return f"the profile {self.profile.name} has"
 
     def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None: ...
 
-    def start_worker(self, assignment: Assignment) -> Worker:
-        processor = self.processors.setdefault(assignment.devices[0].name, Processor())
-        return VirtualWorker(
-            assignment.name,
-            assignment.devices,
-            self.latency,
-            processor=processor,
-            lanes=dict(assignment.lanes),
-        )
+    def start(self, assignment: Assignment) -> Worker:
+        name, devices, lanes = assignment.name, assignment.devices, dict(assignment.lanes)
+        processor = self.processors.setdefault(devices[0].name, Processor())
+        return VirtualWorker(name, devices, self.latency, processor, lanes)
 
     def loader(self, model: str, assignment: Assignment) -> Loader:  # noqa: ARG002 - the same tokens everywhere
         return self.loaders[model]
 
+    def close(self) -> None: ...
 
-def _device(gpus: Sequence[str]) -> Device:
-    """Return adjacent GPUs as one device: `gpu0`, or `gpu1-2`."""
-    name = gpus[0] if len(gpus) == 1 else f"{gpus[0]}-{gpus[-1].lstrip('gpu:c')}"
-    return Device(name, "", name.replace("gpu", "GPU ").replace("cpu:", "CPU core "), "virtual")
+
+def profile_devices(pair: Pair, options: Options) -> Pool:
+    """Return the pool of the options' profile; all drafters take the time of the profile's one."""
+    profile = options.profile if isinstance(options.profile, Profile) else Profile.load(str(options.profile))
+    latency = profile.latency(options.profile_pair)
+    loaders, source = tokens_of(pair, options.tokens)
+    target, drafter = latency.target, latency.drafter
+    where = f"the pair {latency.pair} of the profile {profile.name}"
+    return Pool(
+        pair,
+        options,
+        Gpus(profile, latency, loaders),
+        target=target.gpus,
+        drafter=drafter.gpus if drafter else 1,
+        drafters=len(loaders) - 1 if drafter else 0,
+        gathers=drafter is not None and not drafter.measured and bool(profile.hardware.collective_us),
+        details={"tokens": source, "profile_pair": latency.pair},
+        profile=profile.name,
+        c=latency.c,
+        costs=partial(profile_costs, latency),
+        depth=drafter.layers if drafter else 0,
+        layers=target.layers,
+        undrafted=""
+        if drafter
+        else f"{where} has no drafter; choose another pair, or a method that drafts without one",
+        unstaged=_unstaged(latency, where),
+    )
+
+
+def _unstaged(latency: Latency, where: str) -> str:
+    """Return why the target cannot be split into stages; empty if it can."""
+    target, drafter = latency.target, latency.drafter
+    if target.split == "tensor" and target.gpus > 1:
+        return (
+            f"{where} has times of a target under tensor parallelism; a pipeline needs one split by layers: "
+            "choose another pair, or pearl-4xA100"
+        )
+    if drafter is not None and drafter.gpus > 1:
+        return (
+            f"{where} has a drafter on {drafter.gpus} GPUs; in a pipeline it takes one: choose another pair"
+        )
+    if latency.start_us is None:
+        return f"{where} does not say step.move_ms, which moving a KV cache takes: choose another profile"
+    return ""
+
+
+def profile_costs(latency: Latency) -> Costs:
+    """Return the times of sequences that are verified together, `CONTEXT` cached rows in all."""
+
+    def curve(model: str) -> Curve:
+        return tuple((rows, latency(model, rows, CONTEXT, rows) / 1e6) for rows in ROWS)
+
+    judging = latency.sample_us + latency.communicate_us + latency.verify_us
+    return Costs(curve("target"), curve("drafter") if latency.drafter else (), judging / 1e6)
 
 
 def tokens_of(pair: Pair, tokens: str | Trace | Source) -> tuple[Mapping[str, Loader], str]:

@@ -1,15 +1,17 @@
-"""Prompts and their token ids."""
+"""What a call of a run takes: prompts, and fields of Limits and Sampling as plain keywords."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from numbers import Integral
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from specscope.engine.bounds import check_prompt, check_prompts, is_chat
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.text import Detokenizer
 from specscope.engine.errors import UsageError
+from specscope.engine.types import Limits, Sampling
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text for the chat template if there is one, chat messages with role and content, or token ids."""
@@ -70,3 +72,42 @@ def _checked(pair: Pair, prompt: Prompt, vocab: int, new: int) -> tuple[int, ...
         raise UsageError(f"token id {bad[0]} in the prompt; it must be at least 0 and at most {vocab - 1}")
     pair.check_length(ids, new)
     return tuple(ids)
+
+
+T = TypeVar("T", Sampling, Limits)
+
+
+class Plain(TypedDict, total=False):
+    """All fields of Limits and of Sampling; `specscope.engine.types` describes them."""
+
+    max_new_tokens: int
+    stop: str | tuple[str, ...]
+    eos: tuple[int, ...]
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+
+
+def settled(
+    sampling: Sampling | None, limits: Limits | None, plain: Mapping[str, Any]
+) -> tuple[Sampling, Limits]:
+    """Return the sampling and the limits of a call, of which each has its object or plain keywords.
+
+    Raises:
+        UsageError: An object and one of its fields are both given, or a value is wrong.
+    """
+    return _one("sampling", Sampling, sampling, plain), _one("limits", Limits, limits, plain)
+
+
+def _one(name: str, kind: type[T], given: T | None, plain: Mapping[str, Any]) -> T:
+    own = {field.name: plain[field.name] for field in fields(kind) if field.name in plain}
+    if given is None:
+        return kind(**own)
+    if not isinstance(given, kind):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"{name} is of type {type(given).__name__}; it must be a specscope.{kind.__name__}")
+    if own:
+        raise UsageError(
+            f"{name} and {', '.join(own)} were given; leave one out, or set it in specscope.{kind.__name__}"
+        )
+    return given

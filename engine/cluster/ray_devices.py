@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.cluster.local_devices import LocalDevices, loader_of, ranks_of
-from specscope.engine.cluster.memory import MACHINE, Memory, Part, measured
+from specscope.engine.cluster.assignment import Assigned, Assignment, Loader, ranks_of
+from specscope.engine.cluster.local_devices import loader_of
+from specscope.engine.cluster.memory import MACHINE, Memory, measured
 from specscope.engine.cluster.occupancy import Reading, read_own
 from specscope.engine.cluster.options import Options
-from specscope.engine.cluster.pool import Assignment, Loader, ModelPart, StageLimits, parts_of
+from specscope.engine.cluster.pool import Pool
 from specscope.engine.cluster.ray_cluster import Bundle, RayCluster, state
 from specscope.engine.errors import SpecScopeError, UsageError
-from specscope.engine.layout import Layout, Separate
 from specscope.engine.runtimes.process import Setup
 from specscope.engine.runtimes.ray.worker import Node, RayWorker, References
 from specscope.engine.trace.events import Device
@@ -36,7 +36,7 @@ FRESH_S = 1.0
 
 
 @dataclass
-class RayDevices:
+class RayNodes:
     """The processors of the nodes, in turn: neighbours in this order are on different nodes."""
 
     pair: Pair
@@ -45,6 +45,7 @@ class RayDevices:
     references: References = field(default_factory=References)
 
     def __post_init__(self) -> None:
+        self.where = "the Ray cluster has free"
         self.resource = RESOURCES[self.options.device]
         self._nodes: list[Node] = []
         self._read = -FRESH_S
@@ -55,14 +56,16 @@ class RayDevices:
         """Workers by name; they start with the reservation of their devices."""
         self._kept: dict[str, list[Assignment]] = {}
         """Assignments of each model whose devices are reserved."""
-        self.memory = Memory(measure=self._free, name_of=self._memory_of)
-        self._check_devices()
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices that this session holds or may reserve now; those of a run keep their order.
 
         Nodes that joined are counted, devices of other sessions are not.
+
+        Raises:
+            UsageError: No node has such devices.
+            SpecScopeError: Others use all of them.
         """
         if time.monotonic() - self._read >= FRESH_S:
             self._nodes = self.cluster.nodes()
@@ -71,6 +74,8 @@ class RayDevices:
             self._usable = [device for device in self._usable if device in free]
             self._usable += [device for device in free if device not in self._usable]
             self._read = time.monotonic()
+        if not self._usable:
+            raise self._shortage()
         return tuple(self._usable)
 
     def _number(self, nodes: Sequence[Node]) -> None:
@@ -89,39 +94,25 @@ class RayDevices:
         taken = others[int(node.free.get(self.resource, 0)) :]
         return [device for device in devices if device not in taken]
 
-    def _check_devices(self) -> None:
-        if self.devices:
-            return
+    def _shortage(self) -> SpecScopeError:
         if not any(node.total.get(self.resource) for node in self._nodes):
-            raise UsageError(
+            return UsageError(
                 f"device is {self.options.device}, but the Ray cluster has no {self.resource} "
-                f"({self.nodes} node(s)); use another device or address"
+                f"({len(self._nodes)} node(s)); use another device or address"
             )
         free = ", ".join(state(node, self.resource) for node in self._nodes)
-        raise SpecScopeError(
+        return SpecScopeError(
             f"a worker needs 1 {self.resource}, and the Ray cluster has none free ({free}): close the session or "
             "program that uses them"
         )
 
     @property
-    def nodes(self) -> int:
+    def count(self) -> int:
         return len(self._nodes)
 
-    @property
-    def _layouts(self) -> LocalDevices:
-        self._check_devices()
-        return LocalDevices(self.pair, self.options, self.devices, where="the Ray cluster has free")
-
-    def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
-        """Give drafters the first devices and targets the next ones, as on this machine.
-
-        The devices of a split model are on one node.
-        """
-        if not self.options.is_sharded or not isinstance(layout.arrangement, Separate):
-            return self._layouts.assign(layout)
-        targets, drafters = layout.arrangement.targets, layout.arrangement.drafters
-        found = self._spread(targets, drafters)
-        found = found or replace(self._layouts, devices=tuple(self.largest)).assign(layout)
+    def spread(self, targets: int, drafters: int, alone: Callable[[Sequence[Device]], Assigned]) -> Assigned:
+        """Return assignments whose ranks are each on one node (see `Pool.spread`)."""
+        found = self._spread(targets, drafters) or alone(self.largest)
         for model, groups in found.items():
             kept = {
                 member.name: group.name for group in self._kept.get(model, ()) for member in group.members
@@ -157,9 +148,8 @@ class RayDevices:
         return {**found, "drafter": found["drafter"][:drafters]}
 
     def _by_node(self) -> list[list[Device]]:
-        self._check_devices()
         on = dict[str, list[Device]]()
-        for device in self._usable:
+        for device in self.devices:
             on.setdefault(self._node_of[device.name].id, []).append(device)
         return list(on.values())
 
@@ -177,28 +167,9 @@ class RayDevices:
             )
         self.options.check_devices(most, drafter=self.pair.drafter_path is not None)
 
-    def servers(self, drafters: int) -> int:
-        if not self.options.is_sharded:
-            return self._layouts.servers(drafters)
-        most = len(self.devices) // self.options.tp
-        return next((n for n in range(most, 0, -1) if self._spread(n, drafters) is not None), 0)
-
-    def drafters(self) -> int:
-        return self._layouts.drafters()
-
-    def ranks(self) -> int:
-        """Return 1: devices that share layers need shared memory."""
-        return 1
-
-    def depth(self) -> int:
-        return 0
-
-    def stage_limits(self) -> StageLimits:
-        """Return two stages as usual, as on this machine."""
-        return self._layouts.stage_limits()
-
-    def parts(self, models: Sequence[ModelPart]) -> list[Part]:
-        return parts_of(self.pair, self.options, models)
+    @property
+    def memory(self) -> Memory:
+        return Memory(measure=self._free, name_of=self._memory_of)
 
     def _free(self, device: Device) -> int:
         own = Device(f"{device.kind}:0", "", "", device.kind)  # Ray shows a worker only its own GPU
@@ -250,12 +221,27 @@ class RayDevices:
         self._workers[member.name] = worker
         self.cluster.watch(worker)
 
-    def start_worker(self, assignment: Assignment) -> RayWorker:
+    def start(self, assignment: Assignment) -> RayWorker:
         return self._workers[assignment.name]
 
     def loader(self, model: str, assignment: Assignment) -> Loader:
         device = assignment.devices[0]
         return loader_of(self.pair, model, device, self.options, "cuda:0" if device.kind == "cuda" else "cpu")
+
+    def close(self) -> None:
+        self.cluster.close()
+
+
+def ray_devices(pair: Pair, cluster: RayCluster, options: Options) -> Pool:
+    """Return the pool of a cluster's nodes; devices that share layers would need shared memory."""
+    nodes = RayNodes(pair, cluster, options)
+    nodes.check_ways()
+    widths = options.tp, options.drafter_tp, len(pair.drafter_paths)
+    details = options.facts(nodes.devices[0]) | {"nodes": nodes.count}
+    spread = nodes.spread if options.is_sharded else None
+    return Pool(
+        pair, options, nodes, *widths, gathers=False, spread=spread, memory=nodes.memory, details=details
+    )
 
 
 def _place(member: Assignment) -> str:

@@ -16,13 +16,11 @@ from specscope.engine.checkpoints.config import unused_layers
 from specscope.engine.checkpoints.forms import split_form
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.text import Detokenizer
-from specscope.engine.cluster.calls import Plain, settled
 from specscope.engine.cluster.execution import Execution, Listener, Recording, Request
 from specscope.engine.cluster.measurements import Measurements, learn, scaled
 from specscope.engine.cluster.placement import Placement, RunWorkers
-from specscope.engine.cluster.pool import check_apart, situation_of
 from specscope.engine.cluster.probing import CONTEXT, NEW_TOKENS
-from specscope.engine.cluster.prompts import Prompt, encode, ids_of, shown
+from specscope.engine.cluster.prompts import Plain, Prompt, encode, ids_of, settled, shown
 from specscope.engine.cluster.ray_devices import aligned_clocks
 from specscope.engine.drafting.admission import Costs
 from specscope.engine.drafting.pace import Probe
@@ -57,7 +55,7 @@ class Cluster:
         self._pieces = Detokenizer(pair.tokenizer)
         self._busy = threading.Lock()
         self._numbers = count(1)
-        self._c = placement.c
+        self._c = placement.pool.c
         self._plans = plans
         self._measurements = Measurements(pair, placement)
 
@@ -94,18 +92,17 @@ class Cluster:
 
     def stages(self, asked: int) -> int:
         """Return how many devices a target's layers are split over: `asked`; by default for 0."""
-        return self.placement.stages(asked)
+        return self.placement.pool.stages(asked, self.placement.layers("target"))
 
     @property
     def situation(self) -> Situation:
         """The facts about this cluster that the methods' plans use; it plans no drafts."""
-        place = self.placement
-        facts = (place.pool, self.context, place.depth, lambda: self.c, self.stages)
-        return situation_of(*facts, lambda kind: self.head(kind).levels)
+        facts = self.context, self.placement.layers("drafter"), lambda: self.c, self.stages
+        return self.placement.pool.situation(*facts, lambda kind: self.head(kind).levels)
 
     def head(self, kind: str) -> HeadFile:
         """Return the drafting head of a kind that fits the target (see `Heads`)."""
-        if not self.placement.states:
+        if self.placement.pool.options.tokens != "pair":
             raise UsageError(
                 f"a drafting head reads the target's hidden states; tokens that are {self.placement.details['tokens']} have none: "
                 "leave tokens at pair"
@@ -176,10 +173,10 @@ class Cluster:
             ids = self._encode(entry, prompts, limits, several=entry.batched or load is not None)
             given = cfg
             cfg, plan = self._planned(entry, cfg, sampling, cancel, measuring)
-            asked = {"prompts": prompts, "ids": ids, "sampling": sampling, "limits": limits, "group": group}
-            asked |= {"plan": plan, "load": load, "open": _open(entry, given, cfg)}
-            asked |= {"finished": finished} if finished is not None else {}
-            request = self._request(entry, cfg, **asked)
+            request = Request(entry, cfg, prompts, ids, sampling, limits, group, plan, load)
+            request = self._checked(replace(request, open=_open(entry, given, cfg)))
+            if finished is not None:
+                request = replace(request, finished=finished)
             if load is not None and load.policy in LENGTHS:
                 request = replace(request, costs=self._costs(cancel, measuring))
             trace = self._execute(request, listener, cancel)
@@ -217,11 +214,11 @@ class Cluster:
     def _under_load(self, method: str, layout: Layout, load: Load, prompts: int) -> Layout:
         layout = under_load(method, layout, load, prompts)
         if load.policy == MINEDRAFT:
-            check_apart(self.placement.pool, layout, load.policy)
+            self.placement.pool.check_apart(layout, load.policy)
         return layout
 
     def _costs(self, cancel: threading.Event, measuring: Callable[[], None]) -> Costs | None:
-        known = self.placement.costs
+        known = self.placement.pool.costs
         return known() if known else self._measurements.costs(cancel, measuring)
 
     def _with_eos(self, limits: Limits) -> Limits:
@@ -275,22 +272,21 @@ class Cluster:
         def run(prompt: str, listener: Listener, over: threading.Event) -> Trace:
             ids = tuple(ids_of(self.pair, prompt)[-min(CONTEXT, int(context) - NEW_TOKENS) :])
             limits = self._with_eos(Limits(NEW_TOKENS))
-            asked = {"prompts": (ids,), "ids": (ids,), "sampling": Sampling(), "limits": limits, "group": ""}
-            return self._execute(self._request(entry, cfg, **asked), listener, over)
+            request = Request(entry, cfg, (ids,), (ids,), Sampling(), limits)
+            return self._execute(self._checked(request), listener, over)
 
         heads = [self.head(kind).path] if kind else []
         return self._measurements.probe(entry.key, settings, heads, run, cancel, measuring)
 
-    def _request(self, method: Method, cfg: Any, **asked: Any) -> Request:
-        """Return the checked request of a planned Config; `asked` are its other fields."""
-        layout = self._layout(method, cfg)
-        if (load := asked.get("load")) is not None:
-            layout = self._under_load(method.key, layout, load, len(asked["ids"]))
+    def _checked(self, request: Request) -> Request:
+        """Return a request with its layout and its head, if the cluster can run it."""
+        layout, load = self._layout(request.method, request.cfg), request.load
+        if load is not None:
+            layout = self._under_load(request.method.key, layout, load, len(request.ids))
         head = self.head(layout.head) if layout.head else None
-        request = Request(method=method, cfg=cfg, layout=layout, head=head, **asked)
         if head is not None:
             head.check_length(request.longest)
-        return request
+        return replace(request, layout=layout, head=head)
 
     def _header(self, request: Request, workers: RunWorkers, nodes: dict[str, Any]) -> Header:
         placement, limits = self.placement, request.limits

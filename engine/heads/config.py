@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from specscope.engine.checkpoints.config import is_complete
 from specscope.engine.errors import ModelError, one_line
 from specscope.engine.model.fields import MOST_LAYERS, MOST_TOKENS, READ, WHOLE, check_fields
@@ -137,7 +139,8 @@ class HeadConfig:
             raise ModelError(
                 f"hidden_size is {reprlib.repr(self.shape['hidden_size'])} in shape, {self.hidden_size} above it; they must be the same"
             )
-        shape = layer_shape(self.shape | {"vocab_size": self.vocab_size})
+        with torch.device("cpu"):  # a head may be built on `meta`
+            shape = layer_shape(self.shape | {"vocab_size": self.vocab_size})
         return replace(shape, input_norm=input_norm, final_norm=final_norm, qkv_bias=self.qkv_bias)
 
 

@@ -22,8 +22,6 @@ from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.weights import identity
 from specscope.engine.types import Prefix, Tree
 
-Take = Callable[[str], Tensor]
-
 
 class Columns:
     """The tokens of the columns of a drafter's logits.

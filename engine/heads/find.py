@@ -109,7 +109,7 @@ def load_head(path: str, target: LanguageModel, origin: str = "") -> Head:
         checkpoint = Checkpoint(Path(origin), shape=shape_of(Path(origin)))
         target.embedding = checkpoint.take(EMBEDDING, target.device, target.dtype)
     config, tensors = read_head(Path(path), device=target.device, dtype=target.dtype)
-    head = KINDS[config.kind].load(config, tensors.pop, target)
+    head = KINDS[config.kind].load(config, tensors, target)
     if target.steps is not None and head.layer is not None:
         head.layer.decoder.steps = StaticSteps(head.layer.decoder)
     return head

@@ -11,26 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from specscope.engine.checkpoints.checkpoint import Checkpoint
 from specscope.engine.errors import ModelError
-from specscope.engine.heads.config import HeadConfig, TensorShapes
-from specscope.engine.heads.drafting import Columns, Growing, HeadForwards, LevelLogits, Take
+from specscope.engine.heads.config import HeadConfig
+from specscope.engine.heads.drafting import Columns, Growing, HeadForwards, LevelLogits
+from specscope.engine.heads.packed import PackedLayer
 from specscope.engine.heads.published import Published
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.shape import ModelShape
 from specscope.engine.model.shard import SplitHead
 from specscope.engine.model.slots import Rows
 from specscope.engine.model.weights import Linear
-
-
-def vocabulary_tensors(config: HeadConfig) -> TensorShapes:
-    return {"d2t": (config.draft_vocab,)} if config.draft_vocab else {}
 
 
 def vocabulary_share(config: HeadConfig) -> float:
@@ -48,21 +46,20 @@ def offsets(ids: Tensor) -> Tensor:
     return ids - torch.arange(len(ids), device=ids.device)
 
 
-def lent_lm_head(config: HeadConfig, take: Take, target: Decoder) -> tuple[Linear | SplitHead, Columns]:
+def lent_lm_head(target: Decoder, d2t: Tensor | None) -> tuple[Linear | SplitHead, Columns]:
     lm_head = target.head
     assert isinstance(lm_head, Linear | SplitHead), "a target has its own LM head"
-    if not config.draft_vocab:
+    if d2t is None:
         return lm_head, Columns()
-    tokens = target_ids(take("d2t")).sort().values
+    tokens = target_ids(d2t).sort().values
     return Linear(lm_head.rows(tokens), bits=8), Columns(tokens)
 
 
-def own_lm_heads(config: HeadConfig, take: Take, names: Iterable[str]) -> tuple[list[Linear], Columns]:
-    weights = map(take, names)
-    if not config.draft_vocab:
-        return [Linear(weight, bits=8) for weight in weights], Columns()
-    tokens, order = target_ids(take("d2t")).sort()
-    return [Linear(weight[order], bits=8) for weight in weights], Columns(tokens)
+def own_lm_heads(weights: Iterable[Tensor], d2t: Tensor | None) -> tuple[list[Linear], Columns]:
+    if d2t is None:
+        return [Linear(weight.detach(), bits=8) for weight in weights], Columns()
+    tokens, order = target_ids(d2t).sort()
+    return [Linear(weight.detach()[order], bits=8) for weight in weights], Columns(tokens)
 
 
 def check_ids(path: Path, weights: Checkpoint, head: Published) -> None:
@@ -85,12 +82,25 @@ def check_ids(path: Path, weights: Checkpoint, head: Published) -> None:
             raise ModelError(f"{path}: t2d and d2t mark different tokens; the file is broken")
 
 
-_LENT = ("embed_tokens.weight", "lm_head.weight")
-"""Tensors of a decoder that the target lends to a head's layer."""
+class Rounded(nn.Module):
+    """A matrix that serves drafts only; see `Linear`."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        bias: Any = linear.bias
+        self.product = Linear(linear.weight.detach(), None if bias is None else bias.detach(), bits=8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x)
 
 
-def linear(take: Take, name: str, *, bias: bool = True) -> Linear:
-    return Linear(take(f"{name}.weight"), take(f"{name}.bias") if bias else None, bits=8)
+def round_matrices(head: nn.Module) -> None:
+    """Make a head's matrices int8; its layer's are made so by the decoder that they move to."""
+    for name, child in head.named_children():
+        if isinstance(child, nn.Linear):
+            setattr(head, name, Rounded(child))
+        elif not isinstance(child, PackedLayer):
+            round_matrices(child)
 
 
 def residual(blocks: Iterable[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
@@ -100,58 +110,27 @@ def residual(blocks: Iterable[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
     return x
 
 
-def layer_tensors(shape: ModelShape) -> TensorShapes:
-    shapes = {name.removeprefix("model."): size for name, size in shape.tensors().items()}
-    return {name: size for name, size in shapes.items() if name not in _LENT}
-
-
 def decoder_layer(
-    shape: ModelShape,
-    take: Take,
-    inputs: Callable[[Rows, Tensor], tuple[Tensor, Tensor | None]],
-    ends: tuple[Tensor, Callable[[Tensor], Tensor]],
-    masks: int = 0,
+    head: Any, shape: ModelShape, ends: tuple[Tensor, Callable[[Tensor], Tensor]], masks: int = 0
 ) -> Decoder:
-    """Return a head's layer as a decoder.
+    """Move a head's layer to a decoder.
 
-    `inputs` maps rows and their embeddings to the residual input and an optional attention input,
-    (T, ...) each; `ends` are the embedding, (V, D), and the LM head; mask k of the K `masks` has id
-    -1 - k.
+    `head` is as `states_of` says; `ends` are the embedding, (V, D), and the LM head; mask k of the
+    K `masks` has id -1 - k.
     """
 
-    def named(key: str) -> Tensor:
-        return take(key.removeprefix("model."))
+    def take(name: str) -> Tensor:
+        return head.get_parameter(name.removeprefix("model.")).detach()
+
+    def inputs(rows: Rows, embedded: Tensor) -> tuple[Tensor, Tensor | None]:
+        assert rows.vectors is not None, "a head's rows carry states"
+        return head.inputs(torch.from_numpy(np.maximum(-rows.tokens, 0)), embedded, rows.vectors)
 
     embedding, lm_head = ends
-    return Decoder(
-        shape,
-        named,
-        "drafter",
-        embedding=embedding,
-        head=lm_head,
-        make_inputs=inputs,
-        mask_tokens=masks,
-        bits=8,
-    )
-
-
-def vectors_of(rows: Rows) -> Tensor:
-    assert rows.vectors is not None, "a head's rows carry states"
-    return rows.vectors
-
-
-def learned_masks(config: HeadConfig, take: Take, *names: str) -> list[Tensor | None]:
-    return [take(f"mask.{name}") if config.masks else None for name in names]
-
-
-def mask_tensors(config: HeadConfig, *names: str) -> TensorShapes:
-    return {f"mask.{name}": (config.masks, config.hidden_size) for name in names if config.masks}
-
-
-def mask_rows(rows: Rows, x: Tensor, vectors: Tensor | None) -> Tensor:
-    if vectors is None:
-        return x
-    return replace_masks(torch.from_numpy(np.maximum(-rows.tokens, 0)), x, vectors)
+    more: dict[str, Any] = {"embedding": embedding, "head": lm_head, "make_inputs": inputs}
+    decoder = Decoder(shape, take, "drafter", **more, mask_tokens=masks, bits=8)
+    del head.layers  # the decoder has its own form of these matrices
+    return decoder
 
 
 def replace_masks(numbers: Tensor, x: Tensor, vectors: Tensor | None) -> Tensor:
@@ -190,7 +169,7 @@ def draft_at_once(
     return logits
 
 
-def draft_with_masks(forwards: HeadForwards) -> LevelLogits:
+def draft_in_one_forward(forwards: HeadForwards) -> LevelLogits:
     masked_tail = forwards.masked_tail
     return draft_at_once(
         lambda trees: forwards.exact(trees, [tree.levels - 1 + masked_tail for tree in trees]), masked_tail

@@ -21,6 +21,7 @@ from torch import Tensor
 from specscope.engine.errors import RunCancelled, UsageError
 from specscope.engine.model.attention import Attention, SlotAttention, attention_parts
 from specscope.engine.model.cache import Buffers, Cache
+from specscope.engine.model.experts import Experts
 from specscope.engine.model.int8 import rotated
 from specscope.engine.model.language import Output, never
 from specscope.engine.model.shape import EMBEDDING, POSITIONS, ModelShape
@@ -185,7 +186,9 @@ class Decoder:
         logits = (logits.div(cap).tanh_().mul_(cap) if cap else logits).float()
         return logits[:, : self.vocab_size]
 
-    def _output(self, linear: Linear, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
+    def _output(
+        self, linear: Linear | Experts, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None
+    ) -> Tensor:
         output = linear(inputs)
         if self._ranks is not None:
             output = self._ranks.add(output)
@@ -194,7 +197,7 @@ class Decoder:
         return output if norm is None else norm(output)
 
     def _add_to(
-        self, x: Tensor, linear: Linear, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None
+        self, x: Tensor, linear: Linear | Experts, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None
     ) -> None:
         if self._ranks is None and norm is None and self.shape.residual_scale == 1.0:
             linear.add_to(x, inputs)
@@ -296,9 +299,11 @@ class Decoder:
                 else:
                     attend(i)
                     self._add_to(x, layer.out, buffers.attended, layer.out_norm)
-                layer.gate_up.into(buffers.gate_up, layer.mlp_norm(x))
-                inner = self._activate(buffers.gate)
-                inner = inner.mul_(buffers.up) if self.shape.gated else inner
+                inner = layer.mlp_norm(x)
+                if layer.gate_up is not None:
+                    layer.gate_up.into(buffers.gate_up, inner)
+                    inner = self._activate(buffers.gate)
+                    inner = inner.mul_(buffers.up) if self.shape.gated else inner
                 self._add_to(x, layer.down, inner, layer.down_norm)
                 if i + 1 in hidden:
                     states[i + 1] = x.clone()

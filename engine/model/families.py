@@ -6,6 +6,7 @@ checkpoint names, fuses or transposes the same matrices.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +17,26 @@ from specscope.engine.errors import ModelError
 
 ACTIVATIONS = ("silu", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh")
 
-WAY_OUT = "specscope.watch records transformers' own generate() with any model (docs/transformers.md)"
+WAY_OUT = (
+    "specscope.watch records transformers' own generate() with any model (docs/transformers.md), and --server shows "
+    "a running vLLM or llama.cpp (docs/servers.md)"
+)
 """What runs models that the decoder does not."""
+_KINDS = {
+    r"d-?flash|d-?spark": "a block drafter, whose layers read states of its target",
+    r"mtp|next-?n(?!et)": "a head of multi-token prediction, which reads the last states of its target",
+    r"eagle-?3|eagle": "a drafting head; give it with --head",
+    r"mamba|rwkv|jamba|zamba|bamba|hybrid|next|qwen3[._]?5|lfm2|falcon-?h1|nemotron_?h|recurrent|linear|plamo2": (
+        "a model with recurrent layers, whose state cannot drop the rows of a rejected draft"
+    ),
+}
+"""Pattern of an architecture's name in a config or a GGUF file -> what such a model is."""
+
+
+def kind_of(architecture: str) -> str:
+    """Return what a model of an unsupported architecture is, as `: it is ...`; empty if unknown."""
+    found = (what for pattern, what in _KINDS.items() if re.search(pattern, architecture, re.IGNORECASE))
+    return f": it is {what}" if (what := next(found, "")) else ""
 
 
 class Place(NamedTuple):
@@ -29,6 +48,27 @@ class Place(NamedTuple):
     rows: int = 0
     transposed: bool = False
     added: float = 0.0
+    expert: int = -1
+    """Number of ours among the stored matrices, (E, rows, columns); -1 if it is stored alone."""
+
+
+class Mixture(NamedTuple):
+    """The experts of a mixture's layers (`specscope.engine.model.experts`)."""
+
+    experts: int
+    """E, the experts of a layer."""
+    used: int
+    """Experts that compute a row."""
+    inner: int
+    """Inner width of an expert."""
+    normalised: bool
+    """Whether a row's weights of its experts sum to 1."""
+    layers: tuple[bool, ...]
+    """Whether each layer has experts; the others have the usual MLP."""
+    shared: int = 0
+    """Inner width of the expert of all rows; 0 without one."""
+    shared_gate: bool = False
+    """Whether that expert's output has a weight of its own."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +84,9 @@ class Family:
     prefix: str = "model"
     """Prefix of the stored names; a checkpoint of the bare model lacks it."""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Our name of a part -> the stored one, without prefix, number of the layer, and kind."""
+    """Our name of a part -> the stored one, without prefix, number of the layer, and kind.
+
+    `{}` is the number of an expert, which our name lacks; without it all experts are one tensor."""
     fused: tuple[str, ...] = ()
     """Stored names of matrices that hold several of ours."""
     transposed: bool = False
@@ -52,6 +94,8 @@ class Family:
     norm_offset: float = 0.0
     skipped: int = 0
     """Rows of the stored table of positions before position 0."""
+    mixture: bool = False
+    """Whether layers may hold a mixture of experts."""
     ignored: tuple[str, ...] = ()
     """Ends of names of stored tensors without weights."""
 
@@ -75,8 +119,12 @@ class Family:
         """
         words = key.split(".")
         is_layer = words[1] == "layers"
-        ours = ".".join(words[3:-1] if is_layer else words[:-1])
+        ours, expert = ".".join(words[3:-1] if is_layer else words[:-1]), -1
+        if ours.startswith("mlp.experts."):
+            expert, ours = int(words[5]), f"mlp.experts.{words[6]}"
         stored, kind = self.names.get(ours, ours), words[-1]
+        stacked = -1 if "{}" in stored else expert
+        stored = stored.format(expert)
         fused = stored.rpartition(".")[2] in self.fused
         if is_layer:
             stored = f"{self.names.get('model.layers', 'layers')}.{words[2]}.{stored}"
@@ -86,7 +134,7 @@ class Family:
         start = self.skipped if ours == "model.embed_positions" else start
         transposed = self.transposed and is_layer and len(size) == 2
         added = self.norm_offset if "norm" in ours else 0.0
-        return Place(f"{stored}.{kind}", start, size[0], transposed, added)
+        return Place(f"{stored}.{kind}", start, size[0], transposed, added, stacked)
 
 
 def family_of(name: Any, path: Path) -> Family:
@@ -95,7 +143,8 @@ def family_of(name: Any, path: Path) -> Family:
     known = f"supported are {', '.join(FAMILIES)}"
     if isinstance(name, str) and name.endswith("ForConditionalGeneration"):
         known = f"it reads more than text, and only models of text are supported: {', '.join(FAMILIES)}"
-    raise ModelError(f"{path}: architecture {reprlib.repr(name)} is not supported; {known}; {WAY_OUT}")
+    kind = kind_of(name) if isinstance(name, str) else ""
+    raise ModelError(f"{path}: architecture {reprlib.repr(name)} is not supported{kind}; {known}; {WAY_OUT}")
 
 
 def _llama(config: Any) -> dict[str, Any]:
@@ -135,7 +184,7 @@ def _gemma2(config: Any) -> dict[str, Any]:
 
 
 def _gemma3(config: Any) -> dict[str, Any]:
-    return {**_gemma2(config), "qk_norm": True, "attention_cap": 0.0}
+    return {**_gemma2(config), "qk_norm": "head", "attention_cap": 0.0}
 
 
 def _granite(config: Any) -> dict[str, Any]:
@@ -148,6 +197,49 @@ def _granite(config: Any) -> dict[str, Any]:
     }
 
 
+def _mixture(config: Any, inner: int, *, normalised: bool, shared: int = 0) -> Mixture | None:
+    """Return the experts of a config: in all layers, or in those that Qwen's fields name."""
+    experts: int = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 0
+    step, dense = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", None) or []
+    layers = tuple(
+        i not in dense and not (i + 1) % step and experts > 0 for i in range(config.num_hidden_layers)
+    )
+    used: int = config.num_experts_per_tok
+    return Mixture(experts, used, inner, normalised, layers, shared, shared > 0) if any(layers) else None
+
+
+def _mixtral(config: Any) -> dict[str, Any]:
+    return {**_llama(config), "mixture": _mixture(config, config.intermediate_size, normalised=True)}
+
+
+def _qwen2_moe(config: Any) -> dict[str, Any]:
+    sizes = config.moe_intermediate_size, config.shared_expert_intermediate_size
+    mixture = _mixture(config, sizes[0], normalised=config.norm_topk_prob, shared=sizes[1])
+    return {**_llama(config), "qkv_bias": config.qkv_bias, "mixture": mixture}
+
+
+def _qwen3_moe(config: Any) -> dict[str, Any]:
+    mixture = _mixture(config, config.moe_intermediate_size, normalised=config.norm_topk_prob)
+    return {**_llama(config), "qk_norm": "head", "mixture": mixture}
+
+
+def _olmoe(config: Any) -> dict[str, Any]:
+    mixture = _mixture(config, config.intermediate_size, normalised=config.norm_topk_prob)
+    return {**_llama(config), "qk_norm": "all", "mixture": mixture}
+
+
+def _granite_moe(config: Any) -> dict[str, Any]:
+    mixture = _mixture(config, config.intermediate_size, normalised=True)
+    return {**_granite(config), "mixture": mixture}
+
+
+_EXPERTS = {f"mlp.experts.{part}_proj": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}
+_QWEN_MOE = {
+    **_EXPERTS,
+    "mlp.router": "mlp.gate",
+    "mlp.shared_gate": "mlp.shared_expert_gate",
+    **{f"mlp.shared.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+}
 _GEMMA = {
     "post_attention_layernorm": "pre_feedforward_layernorm",
     "self_attn.post_norm": "post_attention_layernorm",
@@ -157,7 +249,7 @@ FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family("llama", _llama),
     "MistralForCausalLM": Family("mistral", _llama),
     "Qwen2ForCausalLM": Family("qwen2", lambda config: {**_llama(config), "qkv_bias": True}),
-    "Qwen3ForCausalLM": Family("qwen3", lambda config: {**_llama(config), "qk_norm": True}),
+    "Qwen3ForCausalLM": Family("qwen3", lambda config: {**_llama(config), "qk_norm": "head"}),
     "Phi3ForCausalLM": Family(
         "phi3",
         _llama,
@@ -187,6 +279,33 @@ FAMILIES: dict[str, Family] = {
     ),
     "SmolLM3ForCausalLM": Family("smollm3", _llama, needs={"use_sliding_window": False}),
     "GraniteForCausalLM": Family("granite", _granite),
+    "MixtralForCausalLM": Family(
+        "mixtral",
+        _mixtral,
+        names={
+            "mlp.router": "block_sparse_moe.gate",
+            "mlp.experts.gate_proj": "block_sparse_moe.experts.{}.w1",
+            "mlp.experts.down_proj": "block_sparse_moe.experts.{}.w2",
+            "mlp.experts.up_proj": "block_sparse_moe.experts.{}.w3",
+        },
+        mixture=True,
+    ),
+    "Qwen2MoeForCausalLM": Family("qwen2_moe", _qwen2_moe, names=_QWEN_MOE, mixture=True),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", _qwen3_moe, names=_QWEN_MOE, mixture=True),
+    "OlmoeForCausalLM": Family("olmoe", _olmoe, needs={"clip_qkv": None}, names=_QWEN_MOE, mixture=True),
+    "GraniteMoeForCausalLM": Family(
+        "granitemoe",
+        _granite_moe,
+        names={
+            "mlp.router": "block_sparse_moe.router.layer",
+            **dict.fromkeys(
+                ("mlp.experts.gate_proj", "mlp.experts.up_proj"), "block_sparse_moe.input_linear"
+            ),
+            "mlp.experts.down_proj": "block_sparse_moe.output_linear",
+        },
+        fused=("input_linear",),
+        mixture=True,
+    ),
     "OPTForCausalLM": Family(
         "opt",
         _plain,

@@ -14,6 +14,7 @@ from typing import Any
 from specscope.engine.errors import ModelError, plain_name
 
 MOST_LAYERS = 1024
+MOST_EXPERTS = 4096
 MOST_TOKENS = 1 << 22
 MOST_POSITIONS = 1 << 27
 LONGEST_VOCABULARY = 1 << 26
@@ -35,7 +36,13 @@ WHOLE = {
     "num_key_value_heads": (1, 1024),
     "head_dim": (2, 4096),
     "max_position_embeddings": (1, MOST_POSITIONS),
-    "sliding_window": (1, MOST_POSITIONS),
+    "sliding_window": (0, MOST_POSITIONS),
+    "num_local_experts": (0, MOST_EXPERTS),
+    "num_experts": (0, MOST_EXPERTS),
+    "num_experts_per_tok": (1, MOST_EXPERTS),
+    "moe_intermediate_size": (1, 1 << 20),
+    "shared_expert_intermediate_size": (0, 1 << 20),
+    "decoder_sparse_step": (1, MOST_LAYERS),
     "sliding_window_pattern": (1, MOST_LAYERS),
     "no_rope_layer_interval": (1, MOST_LAYERS),
     "max_window_layers": (0, MOST_LAYERS),
@@ -57,6 +64,7 @@ REAL = {
     "residual_multiplier": (1e-6, 1e6),
     "attention_multiplier": (1e-6, 1e6),
     "logits_scaling": (1e-6, 1e6),
+    "clip_qkv": (1e-3, 1e6),
 }
 """Other numeric field -> its least and largest value."""
 SCALING = {
@@ -75,7 +83,7 @@ FLAGS = (
     *("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"),
     *("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine", "_remove_final_layer_norm"),
     *("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"),
-    "use_bidirectional_attention",
+    *("use_bidirectional_attention", "norm_topk_prob", "qkv_bias"),
 )
 ROPE = ("rope_parameters", "rope_scaling")
 """Names of the object with the rotary parameters; the second is the older one."""
@@ -107,6 +115,7 @@ _EXPECTED = {
     "quantization_config": dict,
     "layer_types": list,
     "no_rope_layers": list,
+    "mlp_only_layers": list,
 }
 """Other field -> its type; `specscope.engine.model.shape` checks the values."""
 READ = (*WHOLE, *REAL, *FLAGS, *ROPE, "eos_token_id", *_EXPECTED)

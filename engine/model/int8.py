@@ -59,7 +59,7 @@ def rotated(x: Tensor) -> Tensor:
 
 def can_rotate(shape: ModelShape) -> bool:
     """Return whether all norms are RMS norms whose weights only matrices read."""
-    plain = not (shape.layer_norm or shape.post_norms or shape.learned_positions)
+    plain = not (shape.layer_norm or shape.post_norms or shape.learned_positions or shape.mixture)
     return plain and shape.input_norm and shape.final_norm
 
 

@@ -11,10 +11,10 @@ import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from specscope.engine.errors import ModelError
-from specscope.engine.model.families import ACTIVATIONS, FAMILIES, Place, family_of
+from specscope.engine.model.families import ACTIVATIONS, FAMILIES, Mixture, Place, family_of
 from specscope.engine.model.fields import LAYER_TYPES, WHOLE, check_fields, check_rotation
 
 if TYPE_CHECKING:
@@ -149,8 +149,10 @@ class ModelShape:
     """Frequencies of the layers in `others`; empty if all layers have the same."""
     others: tuple[bool, ...] = ()
     """Whether each layer has the other frequencies."""
-    qk_norm: bool = False
-    """Whether each head norms its queries and keys, as in Qwen3."""
+    qk_norm: Literal["", "head", "all"] = ""
+    """Whether each head norms its queries and keys, as in Qwen3, or all heads as one vector do."""
+    mixture: Mixture | None = None
+    """The experts of a mixture's layers."""
     input_norm: bool = True
     """Whether attention reads normed states; False in EAGLE's layer."""
     final_norm: bool = True
@@ -190,8 +192,12 @@ class ModelShape:
             raise ModelError(
                 f"{path}: {act} {reprlib.repr(activation)} is not supported; supported is {', '.join(allowed)}"
             )
-        if getattr(config, "quantization_config", None):
-            raise ModelError(f"{path}: quantized weights are not supported; use the unquantized model")
+        if stored := getattr(config, "quantization_config", None):
+            how = reprlib.repr(stored.get("quant_method", "unknown"))
+            raise ModelError(
+                f"{path}: quantized weights ({how}) are not supported; use the unquantized model, or a server that "
+                "runs it with --server"
+            )
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         if config.num_attention_heads % kv_heads:
             raise ModelError(
@@ -200,6 +206,11 @@ class ModelShape:
         if (size := head_dim(config)) % 2 or size < 2:
             raise ModelError(
                 f"{path}: head_dim is {size}; it must be even, at least 2 and at most {WHOLE['head_dim'][1]}"
+            )
+        mixture: Mixture | None = options.get("mixture")
+        if mixture is not None and mixture.used > mixture.experts:
+            raise ModelError(
+                f"{path}: num_experts_per_tok is {mixture.used}; it must be at most the {mixture.experts} experts"
             )
         turns = no_rotation(config) if options.get("learned_positions") else rotations(config, path)
         return cls(
@@ -227,6 +238,7 @@ class ModelShape:
             "self_attn.k_proj": queries,
             "self_attn.v_proj": queries + keys,
             "mlp.up_proj": self.inner,
+            "mlp.experts.up_proj": self.mixture.inner if self.mixture else 0,
         }
         return {key: family.place(key, size, starts) for key, size in tensors.items()}
 
@@ -269,9 +281,6 @@ class ModelShape:
             "self_attn.k_proj": (kv, d, self.qkv_bias),
             "self_attn.v_proj": (kv, d, self.qkv_bias),
             "self_attn.o_proj": (d, q, self.out_bias),
-            **({"mlp.gate_proj": (self.inner, d, self.mlp_bias)} if self.gated else {}),
-            "mlp.up_proj": (self.inner, d, self.mlp_bias),
-            "mlp.down_proj": (d, self.inner, self.mlp_bias),
         }
         for i in span:
             prefix = f"model.layers.{i}."
@@ -280,15 +289,37 @@ class ModelShape:
                 names |= {f"{prefix}{part}.post_norm.weight": (d,) for part in ("self_attn", "mlp")}
             if self.input_norm:
                 names |= {f"{prefix}input_layernorm.{kind}": (d,) for kind in kinds}
-            for part, (rows, columns, bias) in linear.items():
+            for part, (rows, columns, bias) in (linear | self._mlp(i)).items():
                 names[f"{prefix}{part}.weight"] = (rows, columns)
                 if bias:
                     names[f"{prefix}{part}.bias"] = (rows,)
             if self.qk_norm:
-                names[f"{prefix}self_attn.q_norm.weight"] = names[f"{prefix}self_attn.k_norm.weight"] = (
-                    self.head_dim,
-                )
+                sizes = (self.head_dim, self.head_dim) if self.qk_norm == "head" else (q, kv)
+                names |= {
+                    f"{prefix}self_attn.{n}_norm.weight": (s,) for n, s in zip("qk", sizes, strict=True)
+                }
         return names
+
+    def mixture_of(self, layer: int) -> Mixture | None:
+        return self.mixture if self.mixture is not None and self.mixture.layers[layer] else None
+
+    def _mlp(self, layer: int) -> dict[str, tuple[int, int, bool]]:
+        """Return part -> (rows, columns, whether it has a bias) of a layer's MLP or experts."""
+
+        def gated(name: str, inner: int) -> dict[str, tuple[int, int, bool]]:
+            parts = ("gate_proj", "up_proj") if self.gated else ("up_proj",)
+            wide = {f"{name}.{part}": (inner, self.width, self.mlp_bias) for part in parts}
+            return wide | {f"{name}.down_proj": (self.width, inner, self.mlp_bias)}
+
+        mixture = self.mixture_of(layer)
+        if mixture is None:
+            return gated("mlp", self.inner)
+        found = {"mlp.router": (mixture.experts, self.width, False)}
+        for i in range(mixture.experts):
+            found |= gated(f"mlp.experts.{i}", mixture.inner)
+        if mixture.shared:
+            found |= gated("mlp.shared", mixture.shared)
+        return found | ({"mlp.shared_gate": (1, self.width, False)} if mixture.shared_gate else {})
 
 
 def _windows(config: Any, path: Path) -> tuple[int | None, ...]:
@@ -299,4 +330,6 @@ def _windows(config: Any, path: Path) -> tuple[int | None, ...]:
         raise ModelError(
             f"{path}: layer_types has {len(kinds)} entries; num_hidden_layers is {config.num_hidden_layers}"
         )
+    if window == 0 and "sliding_attention" in kinds:
+        raise ModelError(f"{path}: sliding_window is 0; it must be at least 1 in a layer with a window")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

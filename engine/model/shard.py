@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from specscope.engine.errors import UsageError
 from specscope.engine.model.shape import ModelShape
 from specscope.engine.model.weights import Linear
 
@@ -64,18 +65,34 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a model that one rank holds."""
+    """The part of a model that one rank holds.
+
+    Raises:
+        UsageError: The model norms the queries of all heads together, as OLMoE does.
+    """
 
     whole: ModelShape
     rank: int
     ways: int
+
+    def __post_init__(self) -> None:
+        if self.ways > 1 and self.whole.qk_norm == "all":
+            raise UsageError(
+                f"{self.whole.family} norms the queries of all heads as one vector, so its heads are not split over "
+                f"{self.ways} devices; leave tp and drafter_tp at 1"
+            )
 
     @property
     def shape(self) -> ModelShape:
         """The rank's shape: fewer heads and columns, with padding; the whole vocabulary."""
         kv_heads = self._share(self.whole.kv_heads)
         heads = kv_heads * (self.whole.heads // self.whole.kv_heads)
-        return replace(self.whole, heads=heads, kv_heads=kv_heads, inner=self._share(self.whole.inner))
+        mixture = self.whole.mixture
+        if mixture is not None:
+            shares = self._share(mixture.inner), self._share(mixture.shared)
+            mixture = mixture._replace(inner=shares[0], shared=shares[1])
+        inner = self._share(self.whole.inner)
+        return replace(self.whole, heads=heads, kv_heads=kv_heads, inner=inner, mixture=mixture)
 
     @property
     def vocabulary(self) -> Part:
@@ -85,15 +102,20 @@ class Shard:
     def part(self, key: str) -> Part | None:
         """Return the rank's part of a checkpoint's tensor; None for the whole tensor."""
         shape, (matrix, kind) = self.shape, key.split(".")[-2:]
+        inner = shape.inner
+        if shape.mixture is not None and ".experts." in key:
+            inner = shape.mixture.inner
+        elif shape.mixture is not None and ".shared." in key:
+            inner = shape.mixture.shared
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         rows = {
             "q_proj": queries,
             "k_proj": keys,
             "v_proj": keys,
-            "gate_proj": shape.inner,
-            "up_proj": shape.inner,
+            "gate_proj": inner,
+            "up_proj": inner,
         }
-        columns = {"o_proj": queries, "down_proj": shape.inner}
+        columns = {"o_proj": queries, "down_proj": inner}
         if key == HEAD:
             return self.vocabulary
         if matrix in rows:

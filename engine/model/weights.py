@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from specscope.engine.model.experts import Expert, Experts, experts_of
 from specscope.engine.model.int4 import int4_product
 from specscope.engine.model.int8 import int8_product, refined_product
 from specscope.engine.model.shape import ModelShape
@@ -192,6 +193,15 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def _norm_all(queries: Norm, keys: Norm, heads: int, x: Tensor) -> Tensor:
+    """Norm the queries of all heads as one vector, and the keys as another.
+
+    x is (T, heads + kv_heads, head_dim).
+    """
+    normed = queries(x[:, :heads].flatten(1)), keys(x[:, heads:].flatten(1))
+    return torch.cat(normed, 1).view(x.shape)
+
+
 def identity(x: Tensor) -> Tensor:
     """Return x unchanged; replaces a norm that a drafting head lacks."""
     return x
@@ -205,12 +215,13 @@ class Layer:
     """Sliding window in positions, the row itself included; None for all positions."""
     norm: Callable[[Tensor], Tensor]
     qkv: Linear
-    qk_norm: Norm | None
-    """Weight (heads + kv_heads, head_dim); None without such a norm."""
+    qk_norm: Callable[[Tensor], Tensor] | None
+    """Norms queries and keys, (T, heads + kv_heads, head_dim); None without such a norm."""
     out: Linear
     mlp_norm: Norm | LayerNorm
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | None
+    """None in a layer of experts, of which `down` is the whole MLP."""
+    down: Linear | Experts
     out_norm: Norm | LayerNorm | None = None
     down_norm: Norm | LayerNorm | None = None
     rotation: int = 0
@@ -227,6 +238,7 @@ class Layer:
         rotated: bool = False,
     ) -> Layer:
         prefix, linear = f"model.layers.{number}.", partial(Linear, bits=bits, rotated=rotated)
+        mixture = shape.mixture_of(number)
 
         def pairs(x: Tensor) -> Tensor:
             """Make elements i and i + r / 2 of the r rotated ones of each head neighbours."""
@@ -239,12 +251,22 @@ class Layer:
             q, k, v = (take(f"{prefix}self_attn.{part}_proj.{kind}") for part in "qkv")
             return torch.cat([pairs(q), pairs(k), v])
 
-        def mlp(kind: str) -> Tensor:
-            parts = ("gate", "up") if shape.gated else ("up",)
-            return torch.cat([take(f"{prefix}mlp.{part}_proj.{kind}") for part in parts])
+        def gate_up(mlp: str) -> Linear:
+            names = [f"{prefix}{mlp}.{part}_proj" for part in (("gate", "up") if shape.gated else ("up",))]
+            bias = torch.cat([take(f"{name}.bias") for name in names]) if shape.mlp_bias else None
+            return linear(torch.cat([take(f"{name}.weight") for name in names]), bias)
 
-        def head_norm() -> Norm:
+        def down(mlp: str) -> Linear:
+            bias = take(f"{prefix}{mlp}.down_proj.bias") if shape.mlp_bias else None
+            return Linear(take(f"{prefix}{mlp}.down_proj.weight"), bias, bits=bits)
+
+        def expert(mlp: str) -> Expert:
+            return Expert(gate_up(mlp), down(mlp), ACTIVATE[shape.activation])
+
+        def head_norm() -> Callable[[Tensor], Tensor]:
             q, k = (pairs(take(f"{prefix}self_attn.{part}_norm.weight")) for part in "qk")
+            if shape.qk_norm == "all":
+                return partial(_norm_all, Norm(q, shape.eps), Norm(k, shape.eps), shape.heads)
             return Norm(torch.cat([q.expand(shape.heads, -1), k.expand(shape.kv_heads, -1)]), shape.eps)
 
         def post_norm(part: str) -> Norm | LayerNorm | None:
@@ -261,12 +283,8 @@ class Layer:
                 take(f"{prefix}self_attn.o_proj.bias") if shape.out_bias else None,
             ),
             mlp_norm=norm_of(shape, take, f"{prefix}post_attention_layernorm"),
-            gate_up=linear(mlp("weight"), mlp("bias") if shape.mlp_bias else None),
-            down=Linear(
-                take(f"{prefix}mlp.down_proj.weight"),
-                take(f"{prefix}mlp.down_proj.bias") if shape.mlp_bias else None,
-                bits=bits,
-            ),
+            gate_up=gate_up("mlp") if mixture is None else None,
+            down=down("mlp") if mixture is None else experts_of(mixture, expert, lambda n: take(prefix + n)),
             out_norm=post_norm("self_attn"),
             down_norm=post_norm("mlp"),
         )

@@ -1,10 +1,25 @@
-"""Under load: the calls of several sequences become one call of a model."""
+"""How a model's calls are made: at once, or under load those of several sequences as one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
+
+
+class AtOnce:
+    """Makes each call of a model at once, for its own sequences."""
+
+    allowed: Mapping[int, int] = {}
+
+    async def join(
+        self,
+        role: str,  # noqa: ARG002 - no call waits for others
+        start: Callable[..., Awaitable[list[Any]]],
+        columns: tuple[Sequence[Any], ...],
+        *options: Any,
+    ) -> list[Any]:
+        return await start(*columns, *options)
 
 
 class _Call(NamedTuple):

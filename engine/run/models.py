@@ -10,16 +10,17 @@ done.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specscope.engine.drafting.schedule import Ask
 from specscope.engine.drafting.tree import TreeShape, Wide
 from specscope.engine.run.fan import Fan
+from specscope.engine.run.gathering import AtOnce, Gathering
 from specscope.engine.run.scores import Scores, chunk_spans, judge_job, mode_of, new_verdict, record, rows_of
 from specscope.engine.trace.events import Chain
 from specscope.engine.types import (
@@ -48,7 +49,6 @@ from specscope.engine.worker.jobs import (
 
 if TYPE_CHECKING:
     from specscope.engine.run.dispatch import Dispatcher, Submission
-    from specscope.engine.run.gathering import Gathering
     from specscope.engine.worker.jobs import Chunk, Grown, Job, Reply
     from specscope.engine.worker.shared import QBuffer
     from specscope.engine.worker.worker import Worker
@@ -63,8 +63,9 @@ class Model:
         name: The model's name on its worker: `target`, `drafter`, or the name of a drafting head.
         role: `target` or `drafter`, for the spans.
         remaining: Returns how many tokens the output can still take after a prefix.
+        calls: Makes its drafts and verifications: at once, or under load those of several sequences
+            in one.
         q_buffer: Rows of q for sampled drafts; None for a target and in a greedy run.
-        gathering: Under load: makes the drafts and verifications of several sequences in one.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class Model:
         name: str,
         role: str,
         remaining: Callable[[Prefix], int],
+        calls: AtOnce | Gathering,
         q_buffer: QBuffer | None = None,
-        gathering: Gathering | None = None,
     ) -> None:
         self.worker, self.name, self.role = worker, name, role
         self._dispatcher = dispatcher
         self._remaining = remaining
         self._q_buffer = q_buffer
-        self._gathering = gathering
+        self._calls = calls
         self._cached: dict[int, np.ndarray] = {}
 
     @property
@@ -209,7 +210,7 @@ class Model:
 
     async def _drafts(self, prefixes: Sequence[Prefix], depth: int, job: Propose) -> list[Draft]:
         columns = (prefixes, [depth] * len(prefixes))
-        return await self._batched(self.role, self._draft, columns, job)
+        return await self._calls.join(self.role, self._draft, columns, job)
 
     async def _draft(self, prefixes: Sequence[Prefix], depths: Sequence[int], job: Propose) -> list[Draft]:
         emitter = self._dispatcher.emitter
@@ -240,8 +241,7 @@ class Model:
 
     def _allowed(self, prefix: Prefix, asked: int) -> int:
         """Return how many of the tokens asked for a policy of `specscope load` lets it draft."""
-        allowed = self._gathering.allowed if self._gathering else {}
-        return allowed.get(prefix.sequence, asked)
+        return self._calls.allowed.get(prefix.sequence, asked)
 
     def _token(self, node: Grown, spans: Sequence[int]) -> DraftToken:
         q = None if node.row < 0 else RowRef(self.worker.name, node.row)
@@ -261,7 +261,7 @@ class Model:
             guess and each row of the window.
         """
         columns = ((prefix,), (guesses,), (window,))
-        return (await self._batched(self.role, self._decode, columns))[0]
+        return (await self._calls.join(self.role, self._decode, columns))[0]
 
     async def _decode(
         self, prefixes: Sequence[Prefix], guesses: Sequence[Draft], windows: Sequence[Tree]
@@ -296,12 +296,12 @@ class Model:
             typical: Judge by typical acceptance, which is lossy.
         """
         columns = ((prefix,), (draft,), (window,), (typical,))
-        return (await self._batched(self.role, self._verify, columns))[0]
+        return (await self._calls.join(self.role, self._verify, columns))[0]
 
     async def verify_each(self, prefixes: Sequence[Prefix], drafts: Sequence[Draft]) -> list[Verdict]:
         """Score and judge one draft per prefix, all in one forward."""
         none = [None] * len(drafts)
-        return await self._batched(self.role, self._verify, (prefixes, drafts, none, none))
+        return await self._calls.join(self.role, self._verify, (prefixes, drafts, none, none))
 
     async def _verify(
         self,
@@ -340,12 +340,12 @@ class Model:
     def score(self, prefix: Prefix, draft: Draft) -> Scores:
         """Start one forward over prefix and draft; under load, with the sequences' next drafts."""
         scores = Scores(self.judge, prefix, len(draft))
-        if self._gathering is not None:
-            self._gathering.begin("scores", self._score, ((scores,), (draft,)))
-        else:
-            forward = self._start_scores((scores,), (draft,))
-            finalizer = weakref.finalize(scores, self._dispatcher.forget, forward, scores.number)
-            finalizer.atexit = False
+        if isinstance(self._calls, Gathering):
+            self._calls.begin("scores", self._score, ((scores,), (draft,)))
+            return scores
+        forward = self._start_scores((scores,), (draft,))
+        finalizer = weakref.finalize(scores, self._dispatcher.forget, forward, scores.number)
+        finalizer.atexit = False
         return scores
 
     async def _score(
@@ -372,7 +372,7 @@ class Model:
     async def judge(self, scores: Scores, draft: Draft, bonus: bool, skip: int, mode: str) -> Verdict:
         """Judge a draft; see `Scores.judge`."""
         columns = ((scores,), (draft,), (bonus,), (skip,), (mode,))
-        return (await self._batched("judge", self._judge, columns))[0]
+        return (await self._calls.join("judge", self._judge, columns))[0]
 
     async def _judge(
         self,
@@ -384,17 +384,17 @@ class Model:
     ) -> list[Verdict]:
         jobs = tuple(map(judge_job, (part.number for part in parts), drafts, bonuses, skips))
         usual = [mode_of(d.depth, p.rows - skip) for p, d, skip in zip(parts, drafts, skips, strict=True)]
-        if self._gathering is None:
+        if isinstance(self._calls, Gathering):  # the forward is over
+            record(parts, usual)
+            judging = self._dispatcher.submit(self.worker, self.role, JudgeAll(jobs))
+        else:
             judging = self._dispatcher.submit(self.worker, self.role, jobs[0])
             await parts[0]
             record(parts, usual)
-        else:
-            record(parts, usual)
-            judging = self._dispatcher.submit(self.worker, self.role, JudgeAll(jobs))
         judging.spans = self._dispatcher.span_ids(2 * self.lanes)
         judging.sequence = parts[0].prefix.sequence if len(parts) == 1 else -1
         value = (await judging.result()).value
-        judgements: Sequence[Judgement] = [value] if self._gathering is None else value
+        judgements: Sequence[Judgement] = [value] if isinstance(value, Judgement) else value
         return [
             new_verdict(judgement, part.prefix, draft, mode or own, part.span)
             for judgement, part, draft, mode, own in zip(judgements, parts, drafts, modes, usual, strict=True)
@@ -434,18 +434,6 @@ class Model:
     async def retire(self, sequences: Sequence[int]) -> None:
         for sequence in sequences:
             await self._dispatcher.submit(self.worker, self.role, Retire(sequence)).reply
-
-    async def _batched(
-        self,
-        role: str,
-        start: Callable[..., Awaitable[list[Any]]],
-        columns: tuple[Sequence[Any], ...],
-        *options: Any,
-    ) -> list[Any]:
-        """Call `start`; under load together with the other sequences' calls (see `Gathering`)."""
-        if self._gathering is not None:
-            return await self._gathering.join(role, start, columns, *options)
-        return await start(*columns, *options)
 
     async def _call(self, job: Job, spans: range) -> Reply:
         return await self._dispatcher.submit(self.worker, self.role, job, spans).result()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specscope.engine.drafting.ngrams import Lookahead
     from specscope.engine.drafting.suffix import Finished
     from specscope.engine.run.dispatch import Dispatcher
-    from specscope.engine.run.gathering import Gathering
+    from specscope.engine.run.gathering import AtOnce, Gathering
     from specscope.engine.worker.shared import QBuffer
     from specscope.engine.worker.worker import Worker
 
@@ -87,7 +87,7 @@ class Run:
         dispatcher: Submits the jobs.
         clock: Returns nanoseconds since the run's start.
         encode: Text -> token ids, without special ones.
-        gathering: See `Model`.
+        calls: See `Model`.
         readers: Names of the drafters that get the target's KV rows of a prompt.
         finished: Outputs of earlier sequences; a method that drafts from them adds its own.
     """
@@ -102,7 +102,7 @@ class Run:
         *,
         clock: Callable[[], int],
         encode: Callable[[str], tuple[int, ...]],
-        gathering: Gathering | None = None,
+        calls: AtOnce | Gathering,
         readers: Collection[str] = (),
         finished: Finished,
     ) -> None:
@@ -113,11 +113,11 @@ class Run:
             return 0 if sequence.done else sequence.remaining(prefix)
 
         self.targets = [
-            Model(dispatcher, worker, "target", "target", remaining, gathering=gathering)
+            Model(dispatcher, worker, "target", "target", remaining, calls)
             for worker in workers.get("target", ())
         ]
         self.drafters = [
-            Model(dispatcher, worker, name, "drafter", remaining, q_buffers.get(worker.name), gathering)
+            Model(dispatcher, worker, name, "drafter", remaining, calls, q_buffers.get(worker.name))
             for name, worker in zip(drafters, workers.get("drafter", ()), strict=True)
         ]
         self._readers = [drafter for drafter in self.drafters if drafter.name in readers]

@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,8 +31,8 @@ from specscope.engine.runtimes.forks import Forked, prepare, start_process, work
 from specscope.engine.runtimes.watchdog import Owed, Watchdog
 from specscope.engine.trace.events import Device
 from specscope.engine.types import Prefix
-from specscope.engine.worker.jobs import Drop, Job, Link, Preparation, Reply
-from specscope.engine.worker.worker import Ticket
+from specscope.engine.worker.jobs import Drop, Job, Link, Reply
+from specscope.engine.worker.worker import Pump
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +90,18 @@ class Wire:
 _NO_TOKENS = np.empty(0, dtype=np.int64)
 
 
-class ProcessWorker:
+class ProcessWorker(Pump):
     """A worker in a separate process."""
 
     def __init__(self, setup: Setup) -> None:
         first = setup, worker_environment(setup.threads), os.getcwd()
-        self.name = setup.name
-        self.devices = (setup.device,)
+        super().__init__(setup.name, setup.device)
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._wire = Wire()
-        self._preparing: list[Preparation] = []
-        self._waiting: dict[int, tuple[asyncio.Future[Reply], Job]] = {}
-        self._next = 0
         self._replies = 0
         self._pace = 0.0
         self._waits = False
-        self._dropped: list[Drop] = []
         self._reason = ""
         self._closing = threading.Event()
         started: Future[subprocess.Popen[bytes] | Forked] = Future()
@@ -118,7 +112,8 @@ class ProcessWorker:
         self._keeper.daemon = True
         self._keeper.start()
         self._process = started.result()
-        self._send(first)
+        self.pid = self._process.pid
+        self._write(first)
 
     def _keep(
         self,
@@ -138,65 +133,36 @@ class ProcessWorker:
             return
         started.set_result(process)
         while not self._closing.wait(EVERY_S) and process.poll() is None:
-            if why := watchdog.check(self._owed()):
+            if why := watchdog.check(self._signs()):
                 self.kill(why)
 
-    def _owed(self) -> Owed:
-        jobs = (*self._preparing, *(job for _, job in list(self._waiting.values())))
+    def _signs(self) -> Owed:
         # A rank of a split model sleeps while another rank has no processor.
         patient = self._waits or self.devices[0].kind != "cpu"
-        return Owed(jobs, self._replies, self._connection.poll(), patient, self._pace)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        return Owed(tuple(self._unanswered), self._replies, self._connection.poll(), patient, self._pace)
 
     @property
     def ended(self) -> bool:
         return self._process.poll() is not None
 
-    def prepare(self, job: Preparation) -> Callable[[], Reply]:
-        self._next += 1
-        self._preparing.append(job)
-        self._waits = self._waits or isinstance(job, Link)
-        self._send((self._next, job))
-        return partial(self._receive, job)
-
-    def _receive(self, job: Preparation) -> Reply:
-        try:
-            _, value = pickle.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            raise self._death() from None
-        self._replies += 1
-        self._preparing.remove(job)
-        if isinstance(value, BaseException):
-            raise value
-        return value
-
-    def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
-        return 1
-
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        super().attach(loop)
         loop.add_reader(self._connection.fileno(), self._read)
 
     def detach(self) -> None:
+        self._stop_reading()
+        super().detach()
+
+    def _stop_reading(self) -> None:
         if self._loop is not None and not self._connection.closed:
             self._loop.remove_reader(self._connection.fileno())
-        self._loop = None
 
-    def submit(self, job: Job) -> Ticket:
-        """Send a job to the worker; drops are sent with the next job."""
-        assert self._loop is not None, "submit needs an attached loop"
-        self._next += 1
-        number, reply = self._next, self._loop.create_future()
-        if isinstance(job, Drop):
-            self._dropped.append(job)
-            return Ticket(reply, lambda: None)
-        self._waiting[number] = reply, job
-        dropped, self._dropped = self._dropped, []
-        self._send((number, self._wire.pack(job), *dropped))
-        return Ticket(reply, lambda: self._send((number, None)))
+    def _post(self, number: int, job: Job, drops: Sequence[Drop]) -> None:
+        self._waits = self._waits or isinstance(job, Link)
+        self._write((number, self._wire.pack(job), *drops))
+
+    def _stop(self, number: int) -> None:
+        self._write((number, None))
 
     def kill(self, why: str) -> None:
         self._reason = self._reason or why
@@ -211,36 +177,33 @@ class ProcessWorker:
         with contextlib.suppress(subprocess.TimeoutExpired):  # a driver or a disk may delay its end
             self._process.wait(timeout=3)
 
-    def _send(self, message: object) -> None:
+    def _write(self, message: object) -> None:
         try:
             self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         except (OSError, ValueError):
-            self._fail()
+            self._lose()
 
     def _read(self) -> None:
         try:
             number, value = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
-            self._fail()
+            self._lose()
             return
-        reply, _ = self._waiting.pop(number)
         self._replies += 1
-        if isinstance(value, BaseException):
-            reply.set_exception(value)
-            return
-        for stamp in value.stamps:
-            self._pace = max(self._pace, (stamp.end - stamp.start) / 1e9 / max(1, stamp.rows))
-        reply.set_result(value)
+        if isinstance(value, Reply):
+            for stamp in value.stamps:
+                self._pace = max(self._pace, (stamp.end - stamp.start) / 1e9 / max(1, stamp.rows))
+        self._answer(number, value)
 
-    def _fail(self) -> None:
-        if self._loop is not None and not self._connection.closed:
-            self._loop.remove_reader(self._connection.fileno())
-        waiting, self._waiting = self._waiting, {}
-        if not waiting:
-            return
-        death = self._death()
-        for reply, _ in waiting.values():
-            reply.set_exception(death)
+    def _take(self, number: int) -> Reply:
+        while not self._owed[number][1].done():  # between runs no loop reads
+            self._read()
+        return super()._take(number)
+
+    def _lose(self) -> None:
+        self._stop_reading()
+        if self._unanswered:
+            self._fail(self._death())
 
     def _death(self) -> WorkerDied:
         code: int | None = None
@@ -253,9 +216,7 @@ class ProcessWorker:
             how = (
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             )
-        return WorkerDied(
-            f"the worker on {self.devices[0].label} (process {self._process.pid}) {how}; start the run again"
-        )
+        return self._died(how)
 
 
 def _start(setup: Setup, connection: socket.socket) -> subprocess.Popen[bytes] | Forked:

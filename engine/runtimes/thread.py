@@ -2,59 +2,53 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Generator
-from functools import partial
+from collections.abc import Generator, Sequence
 from queue import SimpleQueue
 
 import torch
 
 from specscope.engine.trace.events import Device
 from specscope.engine.worker.host import Host
-from specscope.engine.worker.jobs import CONTROL, Job, Preparation, Reply
-from specscope.engine.worker.worker import Ticket, finished, settle
+from specscope.engine.worker.jobs import CONTROL, Drop, Job
+from specscope.engine.worker.worker import Pump
 
 
-class ThreadWorker:
+class ThreadWorker(Pump):
     """A device served by a thread of this process."""
 
     ended = False
     """A thread ends with this process."""
 
     def __init__(self, name: str, device: Device, threads: int = 1) -> None:
-        self.name = name
-        self.devices = (device,)
+        super().__init__(name, device)
         self._host = Host(name)
         self._threads = threads
-        self._jobs: SimpleQueue[tuple[Job, asyncio.Future[Reply], threading.Event] | None] = SimpleQueue()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._jobs: SimpleQueue[tuple[int, Job] | None] = SimpleQueue()
+        self._stopped = set[int]()
         self._thread = threading.Thread(target=self._serve, name=f"specscope {name}", daemon=True)
         self._thread.start()
 
-    def prepare(self, job: Preparation) -> Callable[[], Reply]:
-        return finished(partial(self._host.handle, job)).result  # in the calling thread
-
-    def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
-        return 1
-
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def detach(self) -> None:
-        self._loop = None
-
-    def submit(self, job: Job) -> Ticket:
-        """Start a job; a control job runs in the calling thread, unless it waits for scores."""
-        assert self._loop is not None, "submit needs an attached loop"
-        reply: asyncio.Future[Reply] = self._loop.create_future()
-        stop = threading.Event()
-        if isinstance(job, CONTROL) and self._host.ready(job):
-            settle(reply, partial(self._host.handle, job, stop.is_set))
+    def _post(self, number: int, job: Job, drops: Sequence[Drop]) -> None:
+        """Start a job; in the calling thread between runs, and a control job with its scores."""
+        for drop in drops:
+            self._host.handle(drop)
+        if self._loop is None or (isinstance(job, CONTROL) and self._host.ready(job)):
+            self._handle(number, job)
         else:
-            self._jobs.put((job, reply, stop))
-        return Ticket(reply, stop.set)
+            self._jobs.put((number, job))
+
+    def _stop(self, number: int) -> None:
+        self._stopped.add(number)
+
+    def _handle(self, number: int, job: Job) -> None:
+        try:
+            value = self._host.handle(job, lambda: number in self._stopped)
+        except BaseException as error:  # noqa: BLE001 - raised where the reply is awaited
+            value = error
+        self._stopped.discard(number)
+        self._answer(number, value)
 
     def kill(self, why: str) -> None:
         """Do nothing: a thread cannot be ended from outside."""
@@ -68,10 +62,7 @@ class ThreadWorker:
         torch.set_num_threads(self._threads)
         with stream(self.devices[0]):
             while (item := self._jobs.get()) is not None:
-                job, reply, stop = item
-                done = finished(partial(self._host.handle, job, stop.is_set))
-                if (loop := self._loop) is not None:
-                    loop.call_soon_threadsafe(settle, reply, done.result)
+                self._handle(*item)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from specscope.engine.errors import Deadlock, UsageError
 from specscope.engine.model.fuzzy import PartTime
@@ -38,7 +38,7 @@ from specscope.engine.worker.jobs import (
 from specscope.engine.worker.worker import Ticket, finish, finished
 
 if TYPE_CHECKING:
-    from specscope.engine.heads.work import Work
+    from specscope.engine.simulate.latency import Latency
 
 
 class VirtualTime(selectors.SelectSelector):
@@ -145,47 +145,7 @@ class Processor:
         self._plan(clock)
 
 
-class LatencyModel(Protocol):
-    """Durations in whole microseconds; `engine.simulate.latency` implements it for profiles."""
-
-    @property
-    def sample_us(self) -> int:
-        """Judging a draft."""
-        ...
-
-    @property
-    def communicate_us(self) -> int:
-        """Moving a draft to the device that judges it."""
-        ...
-
-    def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
-        """One forward of `rows` new rows after `context` cached ones."""
-        ...
-
-    def head(self, work: Work, rows: int, context: int, batch: int = 1) -> int:
-        """One forward of a drafting head on the target's devices."""
-        ...
-
-    def parallel(
-        self, model: str, rows: int, context: int, size: int, batch: int = 1, devices: int = 0
-    ) -> int:
-        """One fuzzy forward: attention layers in groups of `size`, shared by `devices` devices."""
-        ...
-
-    def stage(self, model: str, rows: int, context: int, number: int, count: int, batch: int = 1) -> int:
-        """One stage of a forward of a model whose layers are split over `count` devices."""
-        ...
-
-    def move_us(self, model: str, rows: int) -> int: ...
-
-    def parts(
-        self, model: str, rows: int, context: int, size: int, devices: int, batch: int = 1
-    ) -> Sequence[Sequence[PartTime]]:
-        """Parts of a `parallel` forward per device, in nanoseconds from its start."""
-        ...
-
-
-class Latency(NamedTuple):
+class Hold(NamedTuple):
     """How long a forward holds its devices."""
 
     us: int
@@ -195,23 +155,23 @@ class Latency(NamedTuple):
     """Parts of a fuzzy forward per device, in nanoseconds from its start."""
 
 
-def latency_of(job: Job, stamp: Stamp, latency: LatencyModel, devices: int) -> Latency:
+def latency_of(job: Job, stamp: Stamp, latency: Latency, devices: int) -> Hold:
     """Return how long one of a job's forwards, stamped so, holds the devices it keeps busy."""
     model: str = getattr(job, "model", "target")
     forward = model, stamp.rows, stamp.context
     match job:
         case Import():  # holds the device that waits for the rows; the sender goes on
-            return Latency(latency.move_us(model, stamp.rows), computes=False)
+            return Hold(latency.move_us(model, stamp.rows), computes=False)
         case Prefill(stage=Stage(number, count)) | Score(stage=Stage(number, count)):
-            return Latency(latency.stage(*forward, number, count, stamp.batch))
+            return Hold(latency.stage(*forward, number, count, stamp.batch))
         case _ if stamp.work is not None:
-            return Latency(latency.head(stamp.work, stamp.rows, stamp.context, stamp.batch))
+            return Hold(latency.head(stamp.work, stamp.rows, stamp.context, stamp.batch))
         case Propose(fuzzy=size) if size > 1 and stamp.kind == "draft":
             us = latency.parallel(*forward, size, stamp.batch, devices=devices)
             parts = latency.parts(*forward, size, devices, stamp.batch) if devices > 1 else ()
-            return Latency(us, parts=parts)
+            return Hold(us, parts=parts)
         case _:
-            return Latency(latency(*forward, stamp.batch))
+            return Hold(latency(*forward, stamp.batch))
 
 
 @dataclass
@@ -237,7 +197,7 @@ class VirtualWorker:
         self,
         name: str,
         devices: tuple[Device, ...],
-        latency: LatencyModel,
+        latency: Latency,
         processor: Processor | None = None,
         lanes: Mapping[str, int] | None = None,
     ) -> None:
@@ -320,10 +280,10 @@ class VirtualWorker:
         if stamp.rows:  # a profile's time per token includes the sampling of a plain step
             lanes = self.lanes("target")
             moved = stamp._replace(kind="communicate")
-            await self._hold(moved, Latency(self._latency.communicate_us, computes=False), pending, lanes)
-            await self._hold(stamp, Latency(self._latency.sample_us, computes=False), pending, lanes)
+            await self._hold(moved, Hold(self._latency.communicate_us, computes=False), pending, lanes)
+            await self._hold(stamp, Hold(self._latency.sample_us, computes=False), pending, lanes)
 
-    async def _hold(self, stamp: Stamp, cost: Latency, pending: _Pending, lanes: int) -> None:
+    async def _hold(self, stamp: Stamp, cost: Hold, pending: _Pending, lanes: int) -> None:
         assert self._loop is not None, "the loop is attached while jobs run"
         clock, processor = self._loop.clock, self._processor if cost.computes else None
         start = clock.now

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +19,7 @@ from time import perf_counter_ns
 from typing import Any
 from urllib.parse import urlsplit
 
-from specscope.engine.errors import SpecScopeError, UsageError, shown
+from specscope.engine.errors import SpecScopeError, UsageError, one_line, shown
 from specscope.engine.files import parse_json
 
 ASK_S = 10
@@ -31,6 +32,8 @@ MOST_LINE = 2**20
 """Bytes of one line of a stream."""
 MOST_BYTES = 64 * 2**20
 """Bytes of one answer."""
+ROUTE = re.compile(r"(/v1(/models|/(chat/)?completions)?)?/*$")
+"""What is left out at the end of an address: `/v1`, or a route there."""
 ABSENT = (400, 404, 405, 501)
 """What servers answer to a question that they do not know."""
 KEY = "SPECSCOPE_SERVER_KEY"
@@ -62,24 +65,26 @@ class Address:
         try:
             parts = urlsplit(given if "://" in given else f"http://{given}")
             host, port = parts.hostname or "", parts.port
+            host.encode("idna")  # no name has a part that is empty or too long
         except ValueError:
             host, port, parts = "", None, urlsplit("")
-        usable = host.isascii() and given.isprintable() and " " not in given
+        named = shown(given.rpartition("@")[2])  # a password stands before it
+        usable = given.isascii() and given.isprintable() and " " not in given
         if parts.scheme not in ("http", "https") or not host or not usable:
             raise UsageError(
-                f"the server's address is {shown(text)}; give one such as http://127.0.0.1:8080", "server"
+                f"the server's address is {named}; give one such as http://127.0.0.1:8080", "server"
             )
-        if parts.username or parts.password or parts.query or parts.fragment:
+        if "@" in parts.netloc or parts.query or parts.fragment:
             raise UsageError(
-                f"the server's address {shown(text)} has more than a host, a port and a path; give a key in {KEY}",
+                f"the server's address {named} has more than a host, a port and a path; give a key in {KEY}",
                 "server",
             )
         if not (key.isascii() and key.isprintable()):
             raise UsageError(
                 "the server's key has characters that no header can hold; give it without line ends", "key"
             )
-        path = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), path, key)
+        usual = 443 if parts.scheme == "https" else 80
+        return cls(parts.scheme, host, usual if port is None else port, ROUTE.sub("", parts.path), key)
 
     @property
     def url(self) -> str:
@@ -105,17 +110,9 @@ class Address:
         Raises:
             ServerError: It does not answer, asks for a key, or has an error of its own.
         """
-        with _Call(self, ASK_S) as call:
-            limit = Timer(MOST_ASK_S, call.stop)  # one that sends a byte now and then has no end
-            limit.daemon = True
-            limit.start()
-            try:
-                response = call.send("GET", path)
-                content = call.body(response)
-            finally:
-                limit.cancel()
-            if call.stopped:
-                raise call.error(f"sent no whole answer within {MOST_ASK_S:g} s")
+        with _Call(self, ASK_S, MOST_ASK_S) as call:
+            response = call.send("GET", path)
+            content = call.body(response)
             return content if response.status == 200 else None
 
     def json(self, path: str) -> Any:
@@ -126,7 +123,7 @@ class Address:
 
     def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the object that the server answers to a JSON body."""
-        with _Call(self, ASK_S) as call:
+        with _Call(self, ASK_S, MOST_ASK_S) as call:
             return call.value(call.body(call.send("POST", path, body)))
 
 
@@ -140,19 +137,29 @@ class Stream:
         """Yield (arrival by `perf_counter_ns`, value) of each event.
 
         Raises:
-            ServerError: The server does not answer, or sends an error, or no events.
+            ServerError: The server does not answer, sends an error or no events, or ends before
+                the end of its answer.
         """
         with self._call as call:
-            response = call.send("POST", self._path, self._body)
-            if "text/event-stream" not in response.getheader("content-type", ""):
-                raise call.error(f"sent no stream for {self._path}, but {_words(call.body(response))}")
+            response, data, ended = call.send("POST", self._path, self._body), b"", False
+            now = perf_counter_ns()
+            if "text/event-stream" not in response.getheader("content-type", "").lower():
+                raise call.error(f"sent no stream for {self._path}, but {call.words(call.body(response))}")
             for line in call.lines(response):
-                now, value = perf_counter_ns(), line.removeprefix(b"data:").strip()
                 if line.startswith(b"error:"):  # llama.cpp, in the middle of a stream
-                    raise call.error(f"ended with an error: {_words(line.removeprefix(b'error:').strip())}")
-                if not line.startswith(b"data:") or value == b"[DONE]":
-                    continue
-                yield now, call.value(value)
+                    raise call.error(
+                        f"ended with an error: {call.words(line.removeprefix(b'error:').strip())}"
+                    )
+                if line.startswith(b"data:"):
+                    now, data = perf_counter_ns(), data + line.removeprefix(b"data:").strip()
+                elif not line and data:
+                    if data == b"[DONE]":
+                        return
+                    value, data = call.value(data), b""
+                    ended = ended or _ends(value)
+                    yield now, value
+            if not ended:
+                raise call.error("ended its answer before the end")
 
     def close(self) -> None:
         self._call.stop()
@@ -161,16 +168,23 @@ class Stream:
 class _Call:
     """A connection for one request; its errors name the address."""
 
-    def __init__(self, address: Address, patience: float) -> None:
+    def __init__(self, address: Address, patience: float, whole: float | None = None) -> None:
+        """`patience` is for each part of the answer, `whole` for all of it."""
         self._address, self._lock, self.stopped = address, Lock(), False
         kind = HTTPSConnection if address.scheme == "https" else HTTPConnection
-        self._connection = kind(address.host, address.port, timeout=patience)
+        self._connection, self._patience = kind(address.host, address.port, timeout=ASK_S), patience
         self._socket: socket.socket | None = None
+        self._limit = None if whole is None else Timer(whole, self.stop)
 
     def __enter__(self) -> _Call:
+        if self._limit is not None:  # one that sends a byte now and then has no end
+            self._limit.daemon = True
+            self._limit.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
         self._connection.close()
 
     def stop(self) -> None:
@@ -188,6 +202,7 @@ class _Call:
         content = None if body is None else json.dumps(body).encode()
         try:
             self._connection.connect()
+            self._connection.sock.settimeout(self._patience)
             with self._lock:
                 self._socket = self._connection.sock  # the answer may take it from the connection
                 if self.stopped:
@@ -195,17 +210,20 @@ class _Call:
             more = {} if content is None else {"Content-Type": "application/json"}
             self._connection.request(verb, self._address.path + path, content, headers | more)
             response = self._connection.getresponse()
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:
             raise self.error(f"does not answer ({_reason(error)})") from None
         absent = response.status in ABSENT and verb == "GET"
         if response.status != 200 and not absent:
             key = f"; set the key in {KEY}" if response.status in (401, 403) else ""
-            said = _words(self.body(response))
+            said = self.words(self.body(response))
             raise self.error(f"answered {path} with {response.status}: {said}{key}")
         return response
 
     def body(self, response: HTTPResponse) -> bytes:
-        return b"\n".join(self.lines(response, most=MOST_BYTES))
+        content = b"\n".join(self.lines(response, most=MOST_BYTES))
+        if self.stopped:
+            raise self.error(f"sent no whole answer within {MOST_ASK_S:g} s")
+        return content
 
     def lines(self, response: HTTPResponse, most: int = MOST_LINE) -> Iterator[bytes]:
         size = 0
@@ -225,31 +243,41 @@ class _Call:
 
     def value(self, text: bytes) -> dict[str, Any]:
         try:
-            value = parse_json(text)
+            value = parse_json(text.decode("utf-8", "replace"))
         except ValueError as error:
-            raise self.error(f"sent {_words(text)}, which is no JSON ({error})") from None
+            raise self.error(f"sent {self.words(text)}, which is no JSON ({error})") from None
         if not isinstance(value, dict):
-            raise self.error(f"sent {_words(text)}; expected an object")
-        if value.get("error"):
-            raise self.error(f"ended with an error: {_words(text)}")
+            raise self.error(f"sent {self.words(text)}; expected an object")
+        if value.get("error") or value.get("object") == "error":
+            raise self.error(f"ended with an error: {self.words(text)}")
         return value
+
+    def words(self, content: bytes) -> str:
+        """Return what a server sent as a part of a message: the message in it, or its beginning."""
+        text = content.decode("utf-8", "replace")
+        with suppress(ValueError):
+            value: Any = parse_json(text)
+            while isinstance(value, dict) and (inner := value.get("error") or value.get("message")):
+                value = inner
+            text = value if isinstance(value, str) else text
+        if self._address.key:  # which some servers repeat
+            text = text.replace(self._address.key, "***")
+        return shown(text[:400].encode("utf-8", "replace").decode()) if text else "nothing"
 
     def error(self, what: str) -> ServerError:
         return ServerError(f"the server at {self._address.url} {what}")
 
 
-def _words(content: bytes) -> str:
-    """Return what a server sent as a part of a message: the message in it, or its beginning."""
-    with suppress(ValueError):
-        value: Any = parse_json(content)
-        while isinstance(value, dict) and (inner := value.get("error") or value.get("message")):
-            value = inner
-        if isinstance(value, str):
-            content = value.encode("utf-8", "replace")
-    return shown(content[:400].decode("utf-8", "replace")) if content else "nothing"
+def _ends(event: dict[str, Any]) -> bool:
+    """Return whether an event says that the text has ended, as llama.cpp or OpenAI's routes do."""
+    rows = event.get("choices")
+    choices = rows if isinstance(rows, list) else []
+    return event.get("stop") is True or any(
+        isinstance(row, dict) and row.get("finish_reason") for row in choices
+    )
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "time is up"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return one_line(getattr(error, "strerror", None) or error)

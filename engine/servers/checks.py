@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specscope.engine.trace.ranges import NO_TOKEN
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,15 +22,20 @@ ORIGIN = "origin of each token"
 
 def unknown(answers: Sequence[Answered]) -> list[str]:
     """Return the facts that the server left open."""
-    guessed = any(step.drafted is None for answer in answers for step in answer.steps)
-    found = [ACCEPTED, LENGTHS] if guessed or any(answer.told.why for answer in answers) else []
-    if any(answer.told.why and answer.told.tokens != _tokens(answer) for answer in answers):
-        found += [NUMBER, ORIGIN]  # an event may have several tokens
+    found = [ACCEPTED, LENGTHS] if _guessed(answers) or any(answer.told.why for answer in answers) else []
+    if any(_merged(answer) for answer in answers):
+        found += [NUMBER, ORIGIN]
     return [*found, *([ORDER] if any(answer.told.disordered for answer in answers) else [])]
 
 
-def _tokens(answer: Answered) -> int:
-    return sum(len(step.tokens) for step in answer.steps)
+def _guessed(answers: Sequence[Answered]) -> bool:
+    return any(step.drafted is None for answer in answers for step in answer.steps)
+
+
+def _merged(answer: Answered) -> bool:
+    """Return whether an event without ids may have several tokens."""
+    ids = [token.id for step in answer.steps for token in step.tokens]
+    return bool(answer.told.why) and NO_TOKEN in ids and answer.told.tokens != len(ids)
 
 
 def notes(
@@ -46,12 +53,12 @@ def notes(
         sums["totals"] = sum(drafted for drafted, _ in theirs), sum(accepted for _, accepted in theirs)
     if before and after and (new := after.since(before)) is not None:
         sums["counters"] = new.drafted, new.accepted
-    if agreed := [name for name, theirs in sums.items() if theirs == ours]:
+    known = not _guessed(answers)
+    if agreed := [name for name, theirs in sums.items() if known and theirs == ours]:
         found.append(f"The server's {' and '.join(agreed)} agree: {ours[0]} drafted, {ours[1]} accepted.")
     for name, (drafted, accepted) in sums.items():
         if name not in agreed:
-            more = " Other clients used it, too." if drafted > ours[0] else ""
-            found.append(
-                f"The server's {name} say {drafted} drafted, {accepted} accepted; the steps {ours[0]} and {ours[1]}.{more}"
-            )
+            beside = f"; the steps {ours[0]} and {ours[1]}" if known else ""
+            more = " Other clients used it, too." if known and drafted > ours[0] else ""
+            found.append(f"The server's {name} say {drafted} drafted, {accepted} accepted{beside}.{more}")
     return found

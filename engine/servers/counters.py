@@ -94,9 +94,15 @@ def read_counters(text: str) -> Counters | None:
     return Counters(drafts, drafted, accepted, kept, tokens, totals.get("busy"), engine)
 
 
+def metrics_of(address: Address) -> str:
+    """Return the `/metrics` of a server; empty if it has none or refuses them."""
+    with suppress(ServerError):
+        return (address.get("/metrics") or b"").decode("utf-8", "replace")
+    return ""
+
+
 def counters(address: Address) -> Counters | None:
-    """Return the counters of a server; None if it has no `/metrics`, or counts no drafts."""
-    with suppress(ServerError, ValueError):  # it may also refuse them
-        content = address.get("/metrics")
-        return read_counters(content.decode("utf-8", "replace")) if content else None
+    """Return the counters of a server; None if it counts no drafts, or what is no count."""
+    with suppress(ValueError):
+        return read_counters(metrics_of(address))
     return None

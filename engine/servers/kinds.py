@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.servers.address import Address, ServerError
-from specscope.engine.servers.counters import Counters, counters
-from specscope.engine.servers.steps import LlamaReader, PlainReader, Reader, VllmReader
+from specscope.engine.servers.counters import Counters, counters, metrics_of
+from specscope.engine.servers.steps import LlamaReader, Reader, VllmReader
 from specscope.engine.trace.given import MOST_TOKEN
 
 if TYPE_CHECKING:
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[Mapping[str, str]]
 """A text, or chat messages."""
 Body = dict[str, Any]
+MOST_NAME = 1000
+"""Characters of a model's name, which may be a path."""
+PLAIN_DRAWS: Body = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""What a server's own defaults may add to temperature, top-k and top-p."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Found:
     version: str
     model: str
     longest: int | None
-    """The most tokens of its drafts; None if unknown."""
+    """The most tokens of its drafts, 0 without drafts; None if unknown."""
     counted: bool
     """Whether it counts drafts at `/metrics`."""
 
@@ -86,8 +90,10 @@ def find(address: Address) -> Found:
     if owner == "vllm":
         row = address.json("/version")
         version = _text(row.get("version")) if isinstance(row, dict) else ""
-        longest = len(known.places) if known else None
-        return Found(address, VLLM, version, model, longest or None, known is not None)
+        longest = len(known.places) or None if known else None
+        if known is None and "vllm:" in metrics_of(address):
+            longest = 0  # it counts drafts only if it makes some
+        return Found(address, VLLM, version, model, longest, known is not None)
     return Found(address, SGLANG if owner == "sglang" else PLAIN, "", model, None, False)
 
 
@@ -99,10 +105,10 @@ def _llama(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) -> 
         "return_tokens": True,
         "timings_per_token": True,
         "cache_prompt": False,
-        "min_p": 0.0,
         "top_k": sampling.top_k,
+        "repeat_penalty": 1.0,
     }
-    return "/completion", body | _shared(sampling, limits)
+    return "/completion", body | PLAIN_DRAWS | _shared(sampling, limits)
 
 
 def prompt_ids(found: Found, prompt: object) -> tuple[int, ...]:
@@ -132,6 +138,7 @@ def _openai(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) ->
         "model": found.model,
         "max_tokens": limits.max_new_tokens,
         "stream_options": {"include_usage": True},
+        **({"top_k": sampling.top_k} if sampling.top_k else {}),
         **_shared(sampling, limits),
     }
     if isinstance(prompt, str):
@@ -142,7 +149,8 @@ def _openai(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) ->
 def _vllm(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) -> tuple[str, Body]:
     path, body = _openai(found, prompt, sampling, limits)
     chances: Body = {"logprobs": 0} if isinstance(prompt, str) else {"logprobs": True, "top_logprobs": 0}
-    return path, body | chances | {"return_token_ids": True, "top_k": sampling.top_k or -1}
+    own: Body = {"return_token_ids": True, "top_k": sampling.top_k or -1, "repetition_penalty": 1.0}
+    return path, body | chances | PLAIN_DRAWS | own
 
 
 def _llama_chances(sampling: Sampling) -> Body:
@@ -161,13 +169,19 @@ def _shared(sampling: Sampling, limits: Limits) -> Body:
     }
 
 
+def _uncounted(_: Found) -> Reader:
+    reader = VllmReader(longest=0)
+    reader.told.why = "This server reports no counts of speculative decoding."
+    return reader
+
+
 def _rows(value: Any) -> list[Any]:
     rows = value.get("data") if isinstance(value, dict) else None
     return rows if isinstance(rows, list) else []
 
 
 def _text(value: Any) -> str:
-    return value[:120] if isinstance(value, str) and value.isprintable() else ""
+    return value if isinstance(value, str) and value.isprintable() and len(value) <= MOST_NAME else ""
 
 
 LLAMA = Kind(
@@ -194,7 +208,7 @@ PLAIN = Kind(
     "It reports texts and their times, and no drafts. Rounds are shown of llama-server and vLLM.",
     "",
     _openai,
-    lambda _: PlainReader(),
+    _uncounted,
 )
 SGLANG = replace(
     PLAIN,

@@ -22,6 +22,10 @@ from typing import Any, NamedTuple, Protocol
 from specscope.engine.trace.given import MOST_TOKEN
 from specscope.engine.trace.ranges import LONGEST_DRAFT, NO_TOKEN
 
+UNCOUNTED = (
+    "The stream has no counts: vLLM sends them with --per-request-spec-decode-metrics, but not after a stop string, "
+    "for n > 1 and where the stream is cut"
+)
 REASONS = {"length": "length", "limit": "length", "stop": "stop", "eos": "eos", "word": "stop"}
 
 
@@ -123,7 +127,7 @@ class LlamaReader:
             min(LONGEST_DRAFT, max(0, new - old)) for new, old in zip(counters, self._seen, strict=True)
         )
         self._seen = counters
-        self._step = Step(time, (), accepted, max(drafted, accepted))
+        self._step = Step(time, (), accepted, max(drafted, accepted) if timings else None)
         self._missing = accepted + 1
 
     def _close(self) -> list[Step]:
@@ -137,9 +141,9 @@ class LlamaReader:
         return [*steps]
 
     def _completion(self, event: dict[str, Any]) -> list[Token]:
-        ids = [*map(_id, _list(event.get("tokens")))]
-        text = event.get("content")
-        texts = [""] * (len(ids) - 1) + [text if isinstance(text, str) else ""]
+        text = _words(event.get("content"))
+        ids = [*map(_id, _list(event.get("tokens")))] or [NO_TOKEN] * bool(text)  # old ones tell none
+        texts = [""] * (len(ids) - 1) + [text]
         rows = [*map(_object, _list(event.get("completion_probabilities")))]
         if len(rows) != len(ids):  # verified tokens have none
             return [Token(i, text) for i, text in zip(ids, texts, strict=False)]
@@ -152,9 +156,7 @@ class LlamaReader:
         choice = _first(event.get("choices"))
         if reason := choice.get("finish_reason"):
             self.told.reason = REASONS.get(str(reason), "")
-        text = _object(choice.get("delta")).get("content")
-        thought = _object(choice.get("delta")).get("reasoning_content")
-        words = "".join(part for part in (thought, text) if isinstance(part, str))
+        words = _text_of(choice)
         return [Token(NO_TOKEN, words)] if words else []
 
     def _tell(self, event: dict[str, Any], timings: dict[str, Any]) -> None:
@@ -168,7 +170,10 @@ class LlamaReader:
 
 
 class VllmReader:
-    """Of vLLM: `/v1/completions` or `/v1/chat/completions`, with `return_token_ids`."""
+    """Of vLLM: `/v1/completions` or `/v1/chat/completions`, with `return_token_ids`.
+
+    With a longest draft of 0, of a server that has none or tells none, each token is a step.
+    """
 
     def __init__(self, longest: int | None = None) -> None:
         self.told = Told(longest=longest)
@@ -191,14 +196,14 @@ class VllmReader:
         if self._first and tokens:  # the prompt's forward made one token; more are merged
             steps.append(Step(time, tokens[:1], 0, 0))
             self._first, tokens = False, tokens[1:]
-        for at in range(0, len(tokens), LONGEST_DRAFT + 1):
-            part = tokens[at : at + LONGEST_DRAFT + 1]
-            steps.append(Step(time, part, len(part) - 1, None))
-        return steps
+        plain = told.longest == 0
+        size = 1 if plain else LONGEST_DRAFT + 1
+        parts = (tokens[at : at + size] for at in range(0, len(tokens), size))
+        return steps + [Step(time, part, len(part) - 1, 0 if plain else None) for part in parts]
 
     def _tokens(self, choice: dict[str, Any]) -> tuple[Token, ...]:
         ids = [*map(_id, _list(choice.get("token_ids")))]
-        words = _object(choice.get("delta")).get("content") or choice.get("text") or ""
+        words = _text_of(choice)
         chances = chances_of(_object(choice.get("logprobs")))
         if not ids:
             return (Token(NO_TOKEN, words),) if words else ()
@@ -225,31 +230,14 @@ class VllmReader:
         The arrays leave out steps without a draft: if events and arrays fit nowhere together, the
         steps stay as they arrived.
         """
+        if not self._counts and self.told.longest != 0:
+            self.told.why = UNCOUNTED
         drafted = [*map(int, filter(_is_count, _list(self._counts.get("per_step_drafted"))))]
         accepted = [*map(int, filter(_is_count, _list(self._counts.get("per_step_accepted"))))]
         if not steps or not drafted or len(drafted) != len(accepted):
             return [*steps]
         found, self.told.disordered = _aligned(steps, list(zip(drafted, accepted, strict=True)))
         return found
-
-
-class PlainReader:
-    """Of any other server: each event is tokens without a known step."""
-
-    def __init__(self) -> None:
-        self._texts = VllmReader()
-        self.told = self._texts.told
-        self.told.why = "This server reports no counts of speculative decoding."
-
-    def add(self, time: int, event: dict[str, Any]) -> list[Step]:
-        steps = self._texts.add(time, event)
-        return [Step(time, (token,), 0, 0) for step in steps for token in step.tokens]
-
-    def end(self) -> list[Step]:
-        return []
-
-    def final(self, steps: Sequence[Step]) -> list[Step]:
-        return [*steps]
 
 
 def _aligned(steps: Sequence[Step], counts: Sequence[tuple[int, int]]) -> tuple[list[Step], bool]:
@@ -284,7 +272,11 @@ def chances_of(logprobs: dict[str, Any]) -> list[tuple[str, float | None]]:
         rows = [(_text(_object(one), "token"), _object(one).get("logprob")) for one in content]
     else:
         rows = list(
-            zip(map(str, _list(logprobs.get("tokens"))), _list(logprobs.get("token_logprobs")), strict=False)
+            zip(
+                map(_words, _list(logprobs.get("tokens"))),
+                _list(logprobs.get("token_logprobs")),
+                strict=False,
+            )
         )
     return [(text, _chance(value)) for text, value in rows]
 
@@ -308,12 +300,24 @@ def _list(value: Any) -> list[Any]:
 
 
 def _first(value: Any) -> dict[str, Any]:
-    return _object(next(iter(_list(value)), None))
+    """Return the first of several choices: one is asked for."""
+    return next((row for row in map(_object, _list(value)) if row.get("index") in (None, 0)), {})
+
+
+def _words(value: Any) -> str:
+    """Return a text; half of a character, which no file can hold, is replaced."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+
+
+def _text_of(choice: dict[str, Any]) -> str:
+    """Return the text that a choice adds to the thoughts, which have two names, or the answer."""
+    delta = _object(choice.get("delta"))
+    thought = _words(delta.get("reasoning_content")) or _words(delta.get("reasoning"))
+    return thought + (_words(delta.get("content")) or _words(choice.get("text")))
 
 
 def _text(row: dict[str, Any], name: str) -> str:
-    value = row.get(name)
-    return value[:200] if isinstance(value, str) else ""
+    return _words(row.get(name))[:200]
 
 
 def _is_count(value: Any) -> bool:

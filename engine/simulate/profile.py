@@ -19,7 +19,6 @@ from specscope.engine.files import read_text
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.records import MOST_GPUS, check_name, keys, record, records, value
 from specscope.engine.simulate.roofline import ELEMENT_BYTES, SPLITS, Grid, Hardware, Model
-from specscope.engine.trace.events import Device
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
 _LONGEST = 1 << 22
@@ -97,8 +96,6 @@ class Profile:
     source: str
     default: str
     gpus: tuple[str, ...]
-    devices: tuple[Device, ...]
-    """The device of each model; empty if the method places the models."""
     hardware: Hardware
     models: Mapping[str, Model]
     """Those that have a speed, by key."""
@@ -164,7 +161,6 @@ def parse(stem: str, text: str) -> Profile:
     return Profile(
         **head,
         gpus=gpus,
-        devices=tuple(Device(p.name, p.role, p.label, "virtual") for p in places),
         hardware=hardware,
         models={name: model for name, model in models.items() if model.speed},
         pairs=pairs,

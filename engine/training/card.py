@@ -1,4 +1,7 @@
-"""The model card of a pair: measurements, and unselected sample texts."""
+"""The model card of a pair: measurements, and unselected sample texts.
+
+The words of the cards are in `assets/cards`; `fill` writes them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from math import prod
 from operator import add
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from specscope.engine.checkpoints.pair import Pair
@@ -27,14 +31,24 @@ from specscope.engine.training.measure import (
 from specscope.engine.training.settings import CardSettings
 from specscope.engine.types import Sampling
 
+_CARDS = Path(__file__).parents[2] / "assets" / "cards"
 _MB = 1_000_000
 
 
-class Sample(NamedTuple):
-    """An answer of the target."""
+def fill(card: str, notes: Sequence[str], **parts: Any) -> str:
+    """Return a card of `assets/cards`; a section whose first part is empty is left out."""
+    sections = list[str]()
+    for section in (_CARDS / f"{card}.md").read_text(encoding="utf-8").split("\n\n## "):
+        filled = (paragraph.format(notes="\n\n".join(notes), **parts) for paragraph in section.split("\n\n"))
+        title, first, *more = (paragraph.strip() for paragraph in filled)
+        if first:
+            sections.append("\n\n".join([title, first, *filter(None, more)]))
+    return "\n\n## ".join(sections) + "\n"
 
-    prompt: str
-    text: str
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 class Sizes(NamedTuple):
@@ -54,7 +68,8 @@ class Measured(NamedTuple):
     cost: Cost
     losses: tuple[Loss, ...]
     acceptance: tuple[Acceptance, ...]
-    samples: tuple[Sample, ...]
+    samples: tuple[tuple[str, str], ...]
+    """Prompts, each with the target's answer."""
 
 
 def make_card(pair: Pair, facts: Mapping[str, Any], settings: CardSettings) -> str:
@@ -71,7 +86,7 @@ def make_card(pair: Pair, facts: Mapping[str, Any], settings: CardSettings) -> s
     }
     measured = Measured(
         _sizes(loaded),
-        measure_cost(loaded, min(128, window)),
+        measure_cost(loaded, min(128, window - ROWS)),
         losses,
         tuple(measure_acceptance(loaded, name, prompts, window, new) for name, prompts in sets.items()),
         tuple(_samples(loaded, fixed)),
@@ -83,87 +98,75 @@ def _sizes(loaded: LoadedPair) -> Sizes:
     folders = [path for path in (loaded.pair.target_path, loaded.pair.drafter_path) if path is not None]
     files = [f for folder in folders for f in folder.iterdir() if f.is_file()]
     weights = [f.stat().st_size for f in files if f.suffix == ".safetensors"]
-    target, drafter = (
-        sum(prod(size) for size in model.shape.tensors().values())
-        for model in (loaded.target, loaded.drafter)
-    )
+    models = (loaded.target, loaded.drafter)
+    target, drafter = (sum(map(prod, model.shape.tensors().values())) for model in models)
     return Sizes(target, drafter, sum(f.stat().st_size for f in files), max(weights))
 
 
-def _samples(loaded: LoadedPair, fixed: Mapping[str, Any]) -> Iterable[Sample]:
+def _samples(loaded: LoadedPair, fixed: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     sampling = Sampling(temperature=fixed["temperature"], seed=fixed["seed"])
     for prompt in fixed["prompts"]:
         prompt_ids = loaded.pair.encode(prompt)
         new = min(int(fixed["new_tokens"]), loaded.pair.context - len(prompt_ids))
         loaded.pair.check_length(prompt_ids, new)
         ids, _ = loaded.write(prompt_ids, new, sampling)
-        yield Sample(prompt, loaded.pair.tokenizer.decode([i for i in ids if i not in loaded.pair.eos]))
+        yield prompt, loaded.pair.tokenizer.decode([i for i in ids if i not in loaded.pair.eos])
 
 
 def render(facts: Mapping[str, Any], measured: Measured, fixed: Mapping[str, Any], window: int) -> str:
-    parts = [
-        "# Model card: a target and its drafter",
-        "Written by `specscope train card` from measurements of this pair; its sample texts are shown as they came.",
-        *facts.get("notes", []),
-        _bars(measured),
-        _training(facts),
-        _data(facts),
-        _losses(facts, measured.losses, window),
-        _cost(measured.cost),
-        _acceptance(measured.acceptance, window),
-        _outputs(measured.samples, fixed),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    trained = facts.get("phases")
+    return fill(
+        "pair",
+        facts.get("notes", []),
+        bars=_bars(measured),
+        parameters=measured.sizes.drafter / _MB,
+        phases=_phases(trained)
+        if trained
+        else "Not trained by this project's recipe, or its record is lost.",
+        method=facts.get("method", "") if trained else "",
+        sources=_sources(facts.get("sources", {})),
+        losses=_losses(facts.get("sources", {}), measured.losses),
+        held_out_note=facts.get("held_out_note", ""),
+        cost=measured.cost,
+        costs=_costs(measured.cost),
+        acceptance=_acceptance(measured.acceptance),
+        samples="\n\n".join(f"**{prompt}**\n\n{_fenced(text)}" for prompt, text in measured.samples),
+        window=window,
+        fixed=fixed,
+        **{name: fact for name, fact in environment().items() if name in ("processor", "cores", "torch")},
+    )
 
 
 def _bars(measured: Measured) -> str:
     sizes, c = measured.sizes, measured.cost.c.median
     rates = [a for a in measured.acceptance if a.prompts]
     rate = reduce(add, rates).greedy if rates else 0.0
+    target, total, largest = sizes.target / _MB, sizes.total / _MB, sizes.largest / _MB
     rows = [
         ("c = T(target) / T(drafter)", "3 to 6", f"{c:.2f}", 3 <= c <= 6),
-        (
-            "greedy acceptance, all prompts of this card",
-            "at least 0.75",
-            f"{rate:.3f}",
-            rate >= 0.75,
-        ),
-        ("parameters of the target", "at most 12 M", f"{sizes.target / _MB:.2f} M", sizes.target <= 12 * _MB),
-        ("all files", "at most 32 MB", f"{sizes.total / _MB:.1f} MB", sizes.total <= 32 * _MB),
-        ("largest shard", "at most 15 MB", f"{sizes.largest / _MB:.1f} MB", sizes.largest <= 15 * _MB),
+        ("greedy acceptance, all prompts of this card", "at least 0.75", f"{rate:.3f}", rate >= 0.75),
+        ("parameters of the target", "at most 12 M", f"{target:.2f} M", target <= 12),
+        ("all files", "at most 32 MB", f"{total:.1f} MB", total <= 32),
+        ("largest shard", "at most 15 MB", f"{largest:.1f} MB", largest <= 15),
     ]
-    body = table(("", "bar", "measured", "met"), [(*row[:3], "yes" if row[3] else "**no**") for row in rows])
-    return f"## Bars of the bundled pair\n\n{body}\n\nThe drafter has {sizes.drafter / _MB:.2f} M parameters."
+    return table(("", "bar", "measured", "met"), [(*row[:3], "yes" if row[3] else "**no**") for row in rows])
 
 
-def _training(facts: Mapping[str, Any]) -> str:
-    if not facts.get("phases"):
-        return "## Training\n\nNot trained by this project's recipe, or its record is lost."
-    rows = [
-        (p["name"], p["steps"], p["tokens"], p["length"], p["minutes"], p["loss"]) for p in facts["phases"]
-    ]
+def _phases(phases: Sequence[Mapping[str, Any]]) -> str:
     head = ("phase", "steps", "tokens", "sequence", "minutes", "loss at the end, nats per token")
-    return f"## Training\n\n{table(head, rows)}\n\n{facts.get('method', '')}".rstrip()
+    names = ("name", "steps", "tokens", "length", "minutes", "loss")
+    return table(head, [[phase[name] for name in names] for phase in phases])
 
 
-def _data(facts: Mapping[str, Any]) -> str:
-    if not facts.get("sources"):
-        return ""
-    rows = [(name, f"{count}x", *SOURCES.get(name, UNKNOWN)[1:]) for name, count in facts["sources"].items()]
-    return "## Training text and licences\n\n" + table(("source", "repeated", "origin", "licence"), rows)
+def _sources(sources: Mapping[str, int]) -> str:
+    rows = [(name, f"{count}x", *SOURCES.get(name, UNKNOWN)[1:]) for name, count in sources.items()]
+    return table(("source", "repeated", "origin", "licence"), rows) if rows else ""
 
 
-def _losses(facts: Mapping[str, Any], losses: Sequence[Loss], window: int) -> str:
+def _losses(trained: Mapping[str, int], losses: Sequence[Loss]) -> str:
     if not losses:
         return ""
-    trained = facts.get("sources", {})
-    known = [loss for loss in losses if loss.source in trained] or list(losses)
-    total = reduce(add, known)
+    total = reduce(add, [loss for loss in losses if loss.source in trained] or losses)
     rows = [
         (
             name,
@@ -176,25 +179,11 @@ def _losses(facts: Mapping[str, Any], losses: Sequence[Loss], window: int) -> st
         )
         for name, loss in [("**all trained on**", total), *((loss.source, loss) for loss in losses)]
     ]
-    head = (
-        "source",
-        "trained on",
-        "documents",
-        "tokens",
-        "target, nats per token",
-        "target, bits per byte",
-        "drafter, nats per token",
-    )
-    return (
-        f"## Loss on held-out documents\n\n{table(head, rows)}\n\n"
-        f"Windows of {window} tokens, each read without memory of the one before; bytes are those of the UTF-8 text "
-        "without role markers, losses include the markers and the end of the document. "
-        + facts.get("held_out_note", "")
-    ).rstrip()
+    units = ("target, nats per token", "target, bits per byte", "drafter, nats per token")
+    return table(("source", "trained on", "documents", "tokens", *units), rows)
 
 
-def _cost(cost: Cost) -> str:
-    facts = environment()
+def _costs(cost: Cost) -> str:
     rows = [
         ("target, 1 row", *(f"{ms:.2f} ms" for ms in cost.target)),
         ("drafter, 1 row", *(f"{ms:.2f} ms" for ms in cost.drafter)),
@@ -202,16 +191,10 @@ def _cost(cost: Cost) -> str:
         ("c = T(target) / T(drafter), 1 row each", *(f"{ratio:.2f}" for ratio in cost.c)),
         (f"{ROWS} rows over 1 row of the target", *(f"{ratio:.2f}" for ratio in cost.rows_over_one)),
     ]
-    return (
-        f"## Cost\n\n{table(('forward', 'median', '10th percentile'), rows)}\n\n"
-        f"This engine's decoder, fp32, one thread, {cost.context} tokens in the cache, {cost.repeats} interleaved "
-        f"repetitions, the thread's own processor time; {facts['processor']}, {facts['cores']} cores, load average "
-        f"{cost.load:.1f} meanwhile (other programs' memory traffic slows both models, not alike), "
-        f"torch {facts['torch']}."
-    )
+    return table(("forward", "median", "10th percentile"), rows)
 
 
-def _acceptance(sets: Sequence[Acceptance], window: int) -> str:
+def _acceptance(sets: Sequence[Acceptance]) -> str:
     rows = [
         (
             a.name,
@@ -223,21 +206,9 @@ def _acceptance(sets: Sequence[Acceptance], window: int) -> str:
         )
         for a in [*sets, reduce(add, sets, Acceptance("**all**", 0, 0, 0, 0, 0, 0.0))]
     ]
-    head = ("prompts", "number", "T = 0", "tokens", "T = 1", "tokens")
-    return (
-        f"## Acceptance\n\n{table(head, rows)}\n\n"
-        "At T = 0: share of the positions of the target's greedy answer at which the drafter's most probable token is "
-        "the target's. At T = 1: mean over the positions of a sampled answer of the sum of min(p, q), which is the "
-        f"chance that a sampled draft is accepted. Prompt and answer fit into {window} tokens; longer ones are left out."
-    )
+    return table(("prompts", "number", "T = 0", "tokens", "T = 1", "tokens"), rows)
 
 
-def _outputs(samples: Sequence[Sample], fixed: Mapping[str, Any]) -> str:
-    parts = [
-        f"## First outputs of seed {fixed['seed']}",
-        f"The target alone, temperature {fixed['temperature']:g}, at most {fixed['new_tokens']} tokens, as they came.",
-    ]
-    for prompt, text in samples:
-        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-        parts.append(f"**{prompt}**\n\n{fence}text\n{text.strip()}\n{fence}")
-    return "\n\n".join(parts)
+def _fenced(text: str) -> str:
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}text\n{text.strip()}\n{fence}"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specscope.engine.errors import UsageError, shown
-from specscope.engine.methods.registry import setting
+from specscope.engine.errors import UsageError
+from specscope.engine.methods.registry import Setting, setting
 from specscope.engine.types import check_range
 
 
@@ -91,7 +91,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check(field, getattr(self, field.name))
+            if field.metadata:
+                setting = Setting(field.name, type(field.default), field.default, **field.metadata)
+                setting.parse(getattr(self, field.name))
         if self.batch % self.accumulate:
             raise UsageError(f"accumulate is {self.accumulate}; it must divide the batch of {self.batch}")
 
@@ -104,18 +106,6 @@ class Recipe:
             name: v.name if isinstance(v, Path) else str(v) if isinstance(v, Shape) else v
             for name, v in values.items()
         }
-
-
-def _check(field: dataclasses.Field[Any], value: Any) -> None:
-    low, high = field.metadata.get("low"), field.metadata.get("high")
-    choices = field.metadata.get("choices", ())
-    if choices and value not in choices:
-        raise UsageError(f"{field.name} is {shown(value)}; choose one of {', '.join(choices)}")
-    if low is None:
-        return
-    if isinstance(field.default, int) and not isinstance(value, int):
-        raise UsageError(f"{field.name} is {shown(value)}; it must be a whole number")
-    check_range(field.name, value, low, high)
 
 
 HEAD_DEFAULTS: dict[str, dict[str, Any]] = {

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 import specscope
-from specscope.app.bench import cuda, speed, suite, whatif
+from specscope.app.bench import cuda, speed, suite
 from specscope.app.bench.figures import BARS, FULL, QUICK, Bar, Figure, Plan, judged
 from specscope.app.bench.speed import Race, Transformers, quiet
-from specscope.app.main import main
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.types import Limits
 from tests.app.commands import run_bench
@@ -155,7 +154,7 @@ def _plan(new: int) -> Plan:
 
 
 def test_costs_are_ratios_of_the_bundled_pairs_forwards():
-    figures = suite.costs(Pair.find(), _plan(new=1))
+    figures = suite.costs(suite.Bench(Pair.find(), _plan(new=1), None, lambda: None))
     c = figures["c"]
     assert c.median == pytest.approx(c.detail["target_ms"] / c.detail["drafter_ms"], rel=0.2)
     assert c.median > 1
@@ -189,7 +188,7 @@ def test_batches_are_measured_in_all_variants_with_equal_texts(cluster):
         _plan(8), batches=(1, 2), batch_bases=("llma",), batch_prompts=3, batch_tokens=8, batch_rounds=1
     )
     steps = []
-    (figure,) = suite.batches(cluster, small, lambda: steps.append(1)).values()
+    (figure,) = suite.batches(suite.Bench(cluster.pair, small, cluster, lambda: steps.append(1))).values()
     assert figure.valid
     assert len(figure.values) == len(steps) == 1
     table = figure.detail["batches"]
@@ -222,29 +221,3 @@ def test_all_kinds_of_forwards_give_the_same_tokens(monkeypatch, capsys):
         assert result[f"int4_gain_{size.name}"]["median"] > 0
     assert 0 < result["orchestration_toy"]["median"] < 1
     assert 0 < result["orchestration"]["median"] < 1
-
-
-CLASSES = {c.name: c for c in whatif.CLASSES}
-
-
-def test_predictions_are_exact_where_nothing_is_drawn_and_counted_where_something_is():
-    names = ("T 0, nothing drawn", "T 1, other rule: ratio to match", "T 1, to SSD, SpecBranch or a tree")
-    errors = whatif.measure(1, lambda _: None, tuple(CLASSES[name] for name in names), tokens=16)
-    exact, other, refused = (error.to_dict() for error in errors)
-    assert (exact["n"], exact["drawn"], exact["least"], exact["most"]) == (6, 0, 0, 0)
-    assert exact["decided"] > 0
-    assert (other["n"], other["refused"]) == (2, [])
-    assert other["drawn"] > 0
-    assert (refused["n"], refused["refused"]) == (0, ["ssd", "specbranch", "tree"])
-    table = whatif.lines(errors)
-    assert [line.split("  ")[0] for line in table[2:]] == list(names)
-    assert table[-1].endswith("ssd, specbranch, tree")
-
-
-def test_the_command_prints_the_classes(capsys, monkeypatch):
-    found = [whatif.Error("a class", (0.1, -0.2), 3, 1)]
-    monkeypatch.setattr(whatif, "measure", lambda texts, note: found if texts == whatif.QUICK else [])
-    assert main(["bench", "--whatif", "--quick", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["classes"]
-    assert row == found[0].to_dict()
-    assert (row["mean"], row["mean_absolute"], row["least"], row["most"]) == (-0.05, 0.15, -0.2, 0.1)

@@ -15,7 +15,7 @@ import pytest
 
 import specscope
 from specscope import Limits, Load, Sampling, UsageError
-from specscope.engine.cluster.calls import Plain
+from specscope.engine.cluster.prompts import Plain
 from specscope.engine.errors import SpecScopeError
 from specscope.engine.trace.appended import Memory
 

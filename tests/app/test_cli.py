@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import subprocess
@@ -173,6 +174,26 @@ def test_runs_are_shown_as_one_set_and_sets_are_compared(capsys, db, tmp_path):
     printed(capsys, "report", "--set", name, *db, "-o", str(tmp_path / "set.html"))
     page = (tmp_path / "set.html").read_text(encoding="utf-8").partition("<noscript")[0]
     assert "2 requests, 5 rounds" in page.partition('class="specscope ss-sets"')[2]
+
+
+def test_a_set_is_deleted_as_a_whole_after_a_question(capsys, db, monkeypatch):
+    (name,) = {row["group"] for row in answer(capsys, "import", str(IMPORTED / "vllm.jsonl"), *db, "--json")}
+    printed(capsys, "import", str(IMPORTED / "sglang.json"), *db)
+    assert "give --yes to delete these 2 runs" in refused(capsys, "runs", "--delete", name, *db)
+    asked = io.StringIO("n\n")
+    asked.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", asked)
+    error = refused(capsys, "runs", "--delete", name, *db)
+    assert "Delete these 2 runs and their traces? This cannot be undone. [y/N]" in error
+    assert answer(capsys, "runs", *db, "--json")["total"] == 3
+    asked.write("y\n"), asked.seek(2)
+    assert printed(capsys, "runs", "--delete", name, *db) == "2 runs deleted\n"
+    (left,) = answer(capsys, "runs", *db, "--json")["runs"]
+    assert answer(capsys, "runs", "--delete", left["run_id"], "--yes", *db, "--json") == {
+        "deleted": [left["run_id"]]
+    }
+    assert "there is no run" in refused(capsys, "runs", "--delete", left["run_id"], "--yes", *db)
+    assert "searches the list" in refused(capsys, "runs", "words", "--delete", name, *db)
 
 
 def test_models_are_listed_downloaded_located_and_removed(capsys, tmp_path, monkeypatch):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
+from dataclasses import replace
 
 import gradio as gr
 import pytest
 
-from specscope.app import examples
-from specscope.app.loaded import result_of
 from specscope.app.service import Service
-from specscope.app.tabs.experiments import load_plan, serve
-from specscope.app.tabs.lab import Lab, LoadTab
+from specscope.app.tabs import lab, load
+from specscope.app.tabs.lab import Lab
+from specscope.app.tabs.load import LoadTab, load_plan, serve
+from specscope.app.tabs.settings import read
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,9 @@ def test_the_tabs_open_with_a_labelled_example_without_links_and_with_stop_off(t
 
 def test_a_sweep_with_the_examples_settings_gives_its_cells(tabs, service) -> None:
     tabs[0].service = service
-    stored = json.loads((examples.FOLDER / "lab.json").read_text())
-    given = examples.lab_settings()._replace(values="3, 5", row_values="0.7")
-    *_, last = tabs[0].run(*given)
+    stored = read("lab")
+    given = replace(lab.usual_settings(), values="3, 5", row_values="0.7")
+    *_, last = tabs[0].run(*(getattr(given, name) for name in tabs[0].controls.made))
     mean = {(row, column): sum(s[0] for s in speeds) / len(speeds) for row, column, speeds in stored["cells"]}
     assert re.findall(r">(\d\.\d\d)×<small>", last.result) == [
         f"{mean[0.7, column]:.2f}" for column in (3, 5)
@@ -45,15 +45,15 @@ def test_a_sweep_with_the_examples_settings_gives_its_cells(tabs, service) -> No
 
 
 def test_a_load_with_the_examples_settings_gives_its_rows() -> None:
-    stored = json.loads((examples.FOLDER / "load.json").read_text())["result"]["methods"]
-    given = examples.load_settings()._replace(methods=["medusa"], sizes="16")
+    stored = read("load")["result"]["methods"]
+    given = replace(load.usual_settings(), methods=["medusa"], sizes="16")
     plan, service = load_plan(given), Service(None)
     try:
-        served = serve(plan, service, threading.Event())
-        made = {cell.line: {cell.batch: trace} for cell, _, trace in served if trace is not None}
+        served = serve(plan, plan.serving.jobs(), service, threading.Event())
+        made = {job.line: {job.batch: trace} for job, _, trace in served if trace is not None}
     finally:
         service.close()
-    rows = result_of(made, {}, plan.ttft_ms, plan.tpot_ms, "")["methods"]
+    rows = plan.serving.result(made)["methods"]
     assert list(rows) == ["autoregressive", "medusa"]
     for key, method in rows.items():
         for figures in (method["batches"]["16"], stored[key]["batches"]["16"]):

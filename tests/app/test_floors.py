@@ -12,8 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from specscope.app import doubt
-from specscope.app.floors import above_baseline, above_bounds, check_baseline, given_bounds, read_baseline
+from specscope.app.experiments import doubt
+from specscope.app.experiments.floors import (
+    above_baseline,
+    above_bounds,
+    check_baseline,
+    given_bounds,
+    read_baseline,
+)
 from specscope.app.main import main
 from specscope.engine.errors import UsageError
 from tests.app.commands import answer, call

@@ -221,10 +221,16 @@ def test_an_imported_file_is_shown_as_one_set_and_so_are_selected_runs(page, ser
     assert "2 settings are mixed" in state[page.heading]
     assert wanted_runs(f"set:{','.join(mine * 5)}")[0] == f"set:{mine[0]}"
     assert "there is no run" in page.show(["set:nobody"])[page.message]
+    asked = page.ask_delete_set("", {}, the_run("", runs=name))
+    assert "Delete these 2 runs and their traces?" in asked[page.question]
+    assert len(asked[page.place]["selected"]) == 2
+    assert "2 runs deleted" in page.delete_runs("", asked[page.place])[page.message]
+    assert "there is no run" in page.ask_delete_set("", {}, the_run("", runs=name))[page.message]
     with (IMPORTED / "printed" / "11-spec-bench-sps.jsonl").open("rb") as opened:
         answers, none = import_trace(service, opened)
     assert none == ""
-    assert "Its 2 requests as one set" in page.show([answers])[page.heading]
+    assert "Its 2 requests as one set" in (shown := page.show([answers])[page.heading])
+    assert f'href="/?run={answers}#sequence=0.1"' in shown
     assert "as one set" not in page.show(mine[:1])[page.heading]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import gradio as gr
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from specscope.app import pairs
 from specscope.app.render.lab import heat_map, spread_chart
 from specscope.app.render.lab import page as file_of
-from specscope.app.tabs import lab
-from specscope.app.tabs.experiments import HERE, MODELS_ROW, LoadSettings, SweepSettings
-from specscope.app.tabs.lab import Lab, LoadTab
+from specscope.app.tabs import lab, load
+from specscope.app.tabs.lab import MODELS_ROW, Lab
+from specscope.app.tabs.load import LoadTab
+from specscope.app.tabs.settings import HERE
 from specscope.engine.errors import WorkerDied
 from specscope.engine.methods import METHODS
 from specscope.traces.lab.axes import ACCEPTANCE, DRAFTER, Axis, axis, names_of, sweepable
@@ -38,13 +40,16 @@ def decoded(values: str, *, profile=HERE, prompts="One\nTwo", passes=2, method="
     return (method, field, values, MODELS_ROW, "", profile, "", 8, 1, "bundled", prompts, passes)
 
 
-@pytest.mark.parametrize(("tab", "settings"), [(Lab, SweepSettings), (LoadTab, LoadSettings)])
-def test_each_control_of_a_tab_gives_the_setting_of_its_name(tab, settings):
+@pytest.mark.parametrize(("tab", "module"), [(Lab, lab), (LoadTab, load)])
+def test_each_control_of_a_tab_gives_the_setting_of_its_name(tab, module):
     with gr.Blocks() as blocks:
         made = tab(None)
     (start,) = [fn for fn in blocks.fns.values() if (made.start._id, "click") in fn.targets]
-    short = {"profile_pair": "pair", "ttft_ms": "ttft", "tpot_ms": "tpot"}
-    assert start.inputs == [getattr(made, short.get(name, name)) for name in settings._fields]
+    given, usual = made.controls.settings([one.value for one in start.inputs]), module.usual_settings()
+    chosen = {name: getattr(given, name) for name in ("models", "pair")}
+    assert given == replace(usual, **chosen)
+    ids = [f"{made.controls.tab}-{name.replace('_', '-')}" for name in made.controls.made]
+    assert [one.elem_id for one in start.inputs] == ids
 
 
 def last_of(page, given):

@@ -138,22 +138,15 @@ calibrate --target t --pair bundled                    | --pair bundled and --ta
 calibrate --pair none                                  | there is no pair 'none'; choose one of bundled
 calibrate --device tpu                                 | there is no device 'tpu'; choose auto, cpu or cuda
 calibrate --target ./no/such/model                     | there is no such directory
-bench --methods llma                                   | --methods llma needs --pair or --target
+bench --methods llma                                   | --methods needs --pair or --target
 bench --limit 3                                        | --limit needs --pair or --target
 bench --runtime ray                                    | --runtime needs --pair or --target
 bench --address auto                                   | --address needs --pair or --target
 BENCH --runtime virtual                                | --runtime virtual computes times; the bench measures
 BENCH --address auto                                   | the runtime is local-process; use the runtime ray
+BENCH --cuda                                           | --cuda needs no other models; leave out --pair
+bench --drafter x                                      | --drafter needs --pair or --target
 bench --head x                                         | --head needs --pair or --target
-BENCH --whatif                                         | --whatif needs no other models; leave out --pair
-BENCH --drafters --methods llma                        | --methods llma does not go with --drafters
-BENCH --drafters --head x                              | --head does not go with --drafters; leave it out
-bench --drafters --drafter x                           | --drafter needs --pair or --target
-BENCH --noise                                          | --noise needs --drafters
-bench --peers                                          | --peers needs --pair or --target, a model with a GGUF file
-BENCH --peers --runtime ray                            | --runtime does not go with --peers
-bench --drafters --peers                               | --drafters and --peers exclude each other
-bench --whatif --cuda                                  | --cuda and --whatif exclude each other
 BENCH --methods nothing                                | there is no method 'nothing'
 models get big                                         | choose one of smollm2
 models get                                             | choose one of smollm2

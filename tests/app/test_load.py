@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import gradio as gr
 import pytest
 
 from specscope.app.cli import common
-from specscope.app.loaded import poisson, read_arrivals
+from specscope.app.experiments.load import poisson, read_arrivals
 from specscope.app.service import Service
-from specscope.app.tabs.experiments import AT_ONCE, HERE, RATE, TIMES, LoadSettings, load_plan, servable
-from specscope.app.tabs.lab import LoadTab
+from specscope.app.tabs.load import AT_ONCE, RATE, TIMES, LoadSettings, LoadTab, load_plan, servable
+from specscope.app.tabs.settings import HERE
 from specscope.engine.errors import UsageError
 from specscope.traces.export.assets import plotly_script
 from specscope.traces.requests import figures, load_of
@@ -202,17 +203,22 @@ GIVEN = LoadSettings(
     methods=["speculative", "medusa"],
     models="bundled",
     profile="A100-40G",
-    profile_pair="",
+    pair="",
     arriving=AT_ONCE,
     rate=4,
     times="",
     requests=4,
     sizes="2, 1",
     tokens=5,
-    ttft_ms=1000,
-    tpot_ms=100,
+    ttft=1000,
+    tpot=100,
     prompts="",
 )
+
+
+def served(page, **changed):
+    """Press Serve with these values of the controls."""
+    return page.run(*(changed.get(name, getattr(GIVEN, name)) for name in page.controls.made))
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +235,7 @@ def page(service):
 
 
 def test_every_method_is_served_with_every_batch_size_beside_plain_decoding(page, service):
-    states = list(page.run(*GIVEN))
+    states = list(served(page))
     assert 'data-done="0" data-total="6"' in states[0].message
     assert any("Speculative decoding, batch 1:" in state.message for state in states)
     assert "6 runs." in states[-1].message
@@ -247,8 +253,8 @@ def test_every_method_is_served_with_every_batch_size_beside_plain_decoding(page
 
 
 def test_each_policy_is_a_line_and_what_it_cannot_serve_is_named(page, service):
-    given = GIVEN._replace(policies=["fixed", "minedraft"], sizes="1", requests=2)
-    *_, last = page.run(*given)
+    given = {"policies": ["fixed", "minedraft"], "sizes": "1", "requests": 2}
+    *_, last = served(page, **given)
     assert "4 runs." in last.message
     assert re.findall(r"<li>([^<]+?) pays at every", last.result) == [
         "Speculative decoding", "Speculative decoding, minedraft", "Medusa",
@@ -259,7 +265,7 @@ def test_each_policy_is_a_line_and_what_it_cannot_serve_is_named(page, service):
 
 
 def test_stop_keeps_the_finished_runs(page):
-    states = page.run(*GIVEN._replace(requests=4, tokens=8, sizes="1,2,4"))
+    states = served(page, requests=4, tokens=8, sizes="1,2,4")
     for state in states:
         if 'data-done="3"' in state.message:
             page.stops.end("another")
@@ -271,7 +277,7 @@ def test_stop_keeps_the_finished_runs(page):
 
 
 def test_a_closed_page_ends_its_run(page, service):
-    states = page.run(*GIVEN._replace(requests=16, tokens=64, sizes="1"))
+    states = served(page, requests=16, tokens=64, sizes="1")
     next(state for state in states if "first token" in state.message)
     states.close()
     run = list(service._runs.values())[-1]
@@ -280,19 +286,19 @@ def test_a_closed_page_ends_its_run(page, service):
 
 
 def test_requests_arrive_at_once_at_a_rate_or_at_given_times():
-    assert load_plan(GIVEN).arrivals == (0, 0, 0, 0)
-    drawn = load_plan(GIVEN._replace(arriving=RATE)).arrivals
+    assert load_plan(GIVEN).serving.arrivals == (0, 0, 0, 0)
+    drawn = load_plan(replace(GIVEN, arriving=RATE)).serving.arrivals
     assert drawn[0] == 0
     assert sorted(drawn) == list(drawn)
-    plan = load_plan(GIVEN._replace(arriving=TIMES, times="0\n\n1.5\n", prompts="One\n\nTwo"))
-    assert plan.arrivals == (0, 1.5)
+    plan = load_plan(replace(GIVEN, arriving=TIMES, times="0\n\n1.5\n", prompts="One\n\nTwo"))
+    assert plan.serving.arrivals == (0, 1.5)
     texts = [plan.request.prompt, *plan.request.further]
     assert [messages[0]["content"] for messages in texts] == ["One", "Two"]
-    assert load_plan(GIVEN._replace(profile=HERE)).request.profile is None
+    assert load_plan(replace(GIVEN, profile=HERE)).request.profile is None
 
 
 def test_a_refusal_is_above_the_results_and_what_cannot_be_served_is_not_offered(page):
-    (state,) = page.run(*GIVEN._replace(sizes="0"))
+    (state,) = served(page, sizes="0")
     assert ('role="alert"' in state.message, "a batch size is 0" in state.message) == (True, True)
     assert state.result == ""
     assert "dsi" not in servable()
@@ -311,7 +317,7 @@ def test_a_refusal_is_above_the_results_and_what_cannot_be_served_is_not_offered
         ({"policies": ["fixed", "by-batch", "survival"]}, "methods times policies is 6; it must be at least 1 and at most 5"),
         ({"models": "/etc"}, "there are no models '/etc'; choose one of"),
         ({"profile": "/etc/passwd"}, "there is no profile '/etc/passwd'"),
-        ({"profile_pair": "x"}, "x"),
+        ({"pair": "x"}, "x"),
         ({"sizes": "1,many"}, "a batch size is '1,many'; it must be whole numbers, as in 1,2,4"),
         ({"sizes": "65"}, "a batch size is 65; it must be at least 1 and at most 64"),
         ({"sizes": "1,2,3,4,5,6,7,8,9"}, "the number of batch sizes is 9; it must be at least 1 and at most 8"),
@@ -321,12 +327,12 @@ def test_a_refusal_is_above_the_results_and_what_cannot_be_served_is_not_offered
         ({"arriving": TIMES, "times": "0\nsoon"}, "the list of times line 2 is 'soon'; it must be a time in seconds"),
         ({"arriving": TIMES}, "the list of times has no arrival"),
         ({"arriving": "now"}, "requests arrive 'now'; choose at once, rate or times"),
-        ({"ttft_ms": 0}, "the limit of TTFT in ms is 0"),
-        ({"tpot_ms": float("inf")}, "the limit of TPOT in ms is inf"),
+        ({"ttft": 0}, "the limit of TTFT in ms is 0"),
+        ({"tpot": float("inf")}, "the limit of TPOT in ms is inf"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused_in_one_line(change, message):
     with pytest.raises(UsageError) as error:
-        load_plan(GIVEN._replace(**change))
+        load_plan(replace(GIVEN, **change))
     assert message in str(error.value)
     assert "\n" not in str(error.value)

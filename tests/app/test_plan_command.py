@@ -11,7 +11,7 @@ import pytest
 from specscope.engine.checkpoints.catalog import PAIRS
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster.fit import fit
-from specscope.engine.cluster.local_devices import LocalDevices
+from specscope.engine.cluster.local_devices import local_devices
 from specscope.engine.cluster.memory import Memory
 from specscope.engine.cluster.options import Options
 from specscope.engine.methods import METHODS
@@ -72,7 +72,7 @@ def test_a_head_takes_memory_of_the_targets_last_device_only(tmp_path):
 
     def reason(*free: int) -> str:
         limits = {core.name: size for core, size in zip(cores, free, strict=True)}
-        pool = LocalDevices(pair, Options("local-thread"), cores, spans, Memory(limits))
+        pool = local_devices(pair, Options("local-thread"), cores, spans, Memory(limits))
         return fit(pool).methods["medusa"]
 
     first, last, head = 25_300_000, 30_400_000, 2_200_000
@@ -148,11 +148,14 @@ def test_devices_beyond_this_machines_are_gpus_that_are_not_here(capsys, monkeyp
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}, "is a mixture of experts (num_experts is 128)"),
+        ({"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 128}, "is a mixture of experts (n_routed_experts is 128)"),
         ({"architectures": ["GptOssForCausalLM"], "num_local_experts": 32}, "is a mixture of experts"),
         (LLAMA_8B | {"num_local_experts": 8}, "'LlamaForCausalLM' is a mixture of experts"),
         ({"architectures": ["Qwen3_5ForConditionalGeneration"]}, "it reads more than text"),
-        ({"architectures": ["MambaForCausalLM"]}, "architecture 'MambaForCausalLM' is not supported"),
+        ({"architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported: it is a model with recurrent layers"),
+        ({"architectures": ["Qwen3NextForCausalLM"]}, "it is a model with recurrent layers, whose state cannot drop"),
+        ({"architectures": ["DFlashDraftModel"]}, "it is a block drafter, whose layers read states of its target"),
+        ({"architectures": ["DeepSeekMTPModel"]}, "it is a head of multi-token prediction"),
     ],
 )  # fmt: skip
 def test_a_model_that_is_not_supported_has_a_way_out(capsys, tmp_path, config, message):

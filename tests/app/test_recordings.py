@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +23,7 @@ from specscope.app.render.follow import following
 from specscope.app.routes import follow_address
 from specscope.app.runs import Lane
 from specscope.app.service import Service
-from specscope.app.tabs.follow import wanted_files
+from specscope.app.tabs.follow import Following, wanted_files
 from specscope.app.tabs.streaming import LivePane, frames
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.jsonl import to_json
@@ -360,6 +361,37 @@ def test_a_log_is_shown_while_it_grows_and_is_done_when_it_is_stopped(service, t
     assert (followed.run.state, service.trace(followed.run.run_id).status) == ("done", "done")
     assert len(service.store.load(followed.run.run_id).windows) == len(told) == 6
     assert "data-keep" not in following([followed]), "it is stored"
+
+
+def test_of_several_servers_in_a_log_one_stays_shown_until_another_is_chosen(service, tmp_path) -> None:
+    file = tmp_path / "<b>.log"
+    lines = (PRINTED / "two-llama-servers.log").read_text().splitlines(keepends=True)
+    file.write_text("".join(lines).replace("ngram", "<i>"))
+    service.follower.recordings.anywhere = True
+    followed = service.follower.start(name := service.follower.recordings.add(str(file)))
+    until(lambda: len(followed.source.titles) == 2 and followed.tally.drafted == 104)
+    first, second = followed.source.titles
+    said = following([followed])
+    assert followed.run.run_id == first
+    assert "Shown: llama.cpp · llama-draft.err, one of 2 servers." in said
+    assert f'data-show="{second}">Show llama.cpp · llama-&lt;i&gt;.err</button>' in said
+    assert "<b>" not in said.replace("<b>&lt;b&gt;.log</b>", "")
+    with file.open("a") as opened:  # the other one grows
+        opened.write(
+            next(line for line in lines[::-1] if "ngram" in line and "draft acc" in line).replace(
+                "ngram", "<i>"
+            )
+        )
+    until(lambda: len(service.store.load(second).windows) > 2)
+    assert followed.run.run_id == first
+    Following.choose(SimpleNamespace(service=service), SimpleNamespace(file=name, run=second))
+    until(lambda: followed.run.run_id == second)
+    service.follower.show("nobody", second)
+    service.follower.stop(name)
+    assert followed.run.wait(20)
+    said = following([followed])
+    assert "Shown: llama.cpp · llama-&lt;i&gt;.err" in said
+    assert f'<a href="/?run={first}">llama.cpp · llama-draft.err</a>' in said
 
 
 def test_a_folder_shows_its_newest_run_and_goes_on_after_bad_files(service, tmp_path) -> None:

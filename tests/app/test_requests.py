@@ -57,6 +57,7 @@ def test_methods_get_the_same_context_and_own_settings_and_may_come_twice_with_o
 def test_passes_repeat_a_measured_comparison_only() -> None:
     assert passes_of({"passes": 3, "runtime": "local-process"}) == 3
     assert passes_of({"passes": 3, "runtime": "virtual"}) == 1
+    assert passes_of({"passes": 3, "runtime": "virtual", "models": "server"}) == 3
     for passes in (0, 4, None, "2"):
         with pytest.raises(FormError, match="it must be 1 to 3"):
             passes_of({"passes": passes, "runtime": "local-process"})

@@ -19,7 +19,7 @@ from specscope.app.busy import ProcessorTime, busy_warning, read_load, used_by_o
 from specscope.app.cli import common
 from specscope.app.cli.common import ERASE, Status, recorded
 from specscope.engine.checkpoints.progress import Progress
-from specscope.engine.simulate import calibrate
+from specscope.engine.cluster import calibrate
 from specscope.engine.simulate.profile import Profile
 from tests.app.commands import VIRTUAL, answer, call, printed
 from tests.engine.methods.pairs import make_pair

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import product
 
 import specscope
-from specscope.app.loaded import bench_prompts
+from specscope.app.named import bench_prompts
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.health import health
 

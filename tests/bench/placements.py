@@ -24,7 +24,7 @@ MAX_STAGES = 16
 
 
 def places(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    most = min(MAX_STAGES, cluster.placement.pool.stage_limits().devices)
+    most = min(MAX_STAGES, len(cluster.placement.pool.devices))
     settings: dict[str, dict[str, Any]] = {ALONE: {}, "co-located": {"placement": "co-located"}}
     for stages in sorted({cluster.stages(0), *([most] if cluster.placement.profile else [])}):
         settings[f"pipeline, {stages} stages"] = {"placement": "pipeline", "stages": stages}

@@ -14,6 +14,7 @@ from specscope.app.bench.figures import Bar, Figure, Note, Plan
 from specscope.app.cli import options as shared
 from specscope.app.cli.bench import progress, report
 from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import SpecScopeError
 from specscope.traces.metrics import measure as metrics
 
 if TYPE_CHECKING:
@@ -93,9 +94,23 @@ def options(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def model_options(doc: str | None) -> argparse.ArgumentParser:
+    """Return options that name models and prompts, besides those of every script."""
+    parser = options(doc)
+    parser.add_argument("--pair", metavar="NAME", help="bundled, or a model of `specscope models`")
+    parser.add_argument("--target", metavar="PATH", help="a target, instead of --pair")
+    parser.add_argument("--drafter", metavar="PATH", action="append", help="its drafter; repeatable")
+    parser.add_argument("--prompt-file", metavar="F", type=Path, help="prompts, as for `specscope compare`")
+    parser.add_argument("--limit", metavar="N", type=int, help="use N rows of the file")
+    return parser
+
+
 def main(parser: argparse.ArgumentParser, measure: Measure, bars: Mapping[str, Bar]) -> None:
     args, begun = parser.parse_args(), time.perf_counter()
-    with progress() as note:
-        figures, facts = measure(args, note)
+    try:
+        with progress() as note:
+            figures, facts = measure(args, note)
+    except SpecScopeError as error:
+        parser.error(str(error))
     judged = bars if facts.get("on_gpu", True) else {}
     report(figures, judged, args, {**facts, "seconds": round(time.perf_counter() - begun, 1)})

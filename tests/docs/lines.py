@@ -22,7 +22,6 @@ PAGES = {
 
 NOWHERE = {
     r"^bench --cuda": "needs a GPU; tests/engine/gpu",
-    r"^bench --(peers|drafters)": "minutes, and llama.cpp; tests/app/test_bench_methods.py",
     r"^bench ": "measures for minutes; tests/app/test_bench.py",
     r"--server ": "asks a running server; tests/app/test_servers.py",
     r"--runtime ray|--ray": "starts a Ray cluster; tests/engine/runtimes/test_ray.py",

@@ -37,11 +37,11 @@ ROOMS = (
     "model",
     "checkpoints",
     "heads",
+    "simulate",
     "worker",
     "runtimes",
     "run",
     "methods",
-    "simulate",
     "cluster",
     "training",
 )

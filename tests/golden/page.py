@@ -28,8 +28,6 @@ SHOWN = (
     "max_lines",
     "placeholder",
 )
-LONG = ("parallel", "SSD, virtual cluster")
-"""An item of 17 s; tests/traces/papers/test_papers.py checks its rows."""
 
 
 def form() -> Outputs:
@@ -50,13 +48,7 @@ def _facts(control: gr.components.Component) -> dict[str, Any]:
 
 def papers() -> Outputs:
     """Yield the rows of each paper, and the page's content, a tag on each line."""
-    paper, item = PAPERS[LONG[0]], LONG[1]
-    long = paper.items[item]
-    paper.item(item)(lambda: ())
-    try:
-        found = [row for paper in PAPERS.values() for row in paper.rows()]
-    finally:
-        paper.item(item)(long)
+    found = [row for paper in PAPERS.values() for row in paper.rows()]
     for paper in PAPERS.values():
         own = [row.to_dict() for row in found if row.paper == paper.key]
         yield f"{paper.key}, rows", flat({"rows": own, "inconsistencies": paper.inconsistencies})

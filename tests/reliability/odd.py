@@ -6,17 +6,17 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
 
 import numpy as np
 
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.cluster.local_devices import LocalDevices, devices_of
+from specscope.engine.cluster.assignment import Assignment, Loader
+from specscope.engine.cluster.local_devices import Machine, devices_of, local_devices
 from specscope.engine.cluster.options import Options
 from specscope.engine.cluster.placement import Placement
-from specscope.engine.cluster.pool import Assignment, Loader
 from specscope.engine.cluster.session import Cluster
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.runtimes.process import ProcessWorker
@@ -66,15 +66,15 @@ def _load(ballast: bytes) -> Scripted:
 
 
 @dataclass(frozen=True)
-class Odd(LocalDevices):
+class Odd(Machine):
     """This machine with the scripted model; `stopped` workers get SIGSTOP after their start."""
 
     stopped: bool = False
     ballast: bytes = b""
     """Bytes sent with the job that loads the model."""
 
-    def start_worker(self, assignment: Assignment) -> ProcessWorker:
-        worker = super().start_worker(assignment)
+    def start(self, assignment: Assignment) -> ProcessWorker:
+        worker = super().start(assignment)
         assert isinstance(worker, ProcessWorker)
         if self.stopped:
             os.kill(worker.pid, signal.SIGSTOP)
@@ -87,8 +87,9 @@ class Odd(LocalDevices):
 def odd_cluster(stopped: bool = False, ballast: bytes = b"") -> Cluster:
     """Open a cluster with one worker."""
     pair = Pair.find("bundled")
-    pool = Odd(pair, Options(), devices_of("cpu"), stopped=stopped, ballast=ballast)
-    return Cluster(pair, Placement("local-process", pool, Layout(Separate(drafters=0))))
+    site = Odd(pair, Options(), devices_of("cpu"), stopped, ballast)
+    pool = replace(local_devices(pair, Options(), site.devices), site=site)
+    return Cluster(pair, Placement(pool, Layout(Separate(drafters=0))))
 
 
 def pid_of(cluster: Cluster) -> int:

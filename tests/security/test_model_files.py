@@ -147,7 +147,7 @@ PARTIAL = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
         ({"model_type": "mistral"}, "model_type is 'mistral'; it must be 'llama' for LlamaForCausalLM"),
         ({"hidden_act": "s\ni\nl\nu"}, r"hidden_act 's\ni\nl\nu' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized weights are not supported"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized weights ('gptq') are not supported; use the unquantized model, or a server"),
         (rope(factor=0), "rope_parameters.factor is 0; it must be a number, at least 1"),
         (rope(rope_theta=1), "rope_parameters.rope_theta is 1; it must be a number"),
         (rope(beta_fast=[]), "rope_parameters.beta_fast is []; it must be a number"),

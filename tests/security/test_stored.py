@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import specscope
-from specscope.app.notebook.shown import figures_table
+from specscope.app.experiments.table import figures_table
 from specscope.app.service import Service
 from specscope.engine.errors import UsageError
 from specscope.engine.runtimes.virtual import VirtualTime

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,32 @@ def test_a_log_that_is_cut_or_rotated_goes_on(change, log, store):
     (run,) = store.runs()[0]
     assert [w.label[:2] for w in store.load(run.header.run_id).windows] == ["09"] * 3 + ["10"] * 3
     assert run.tokens == 2 * 1306
+
+
+def test_servers_of_several_engines_in_one_log_are_all_followed(log, store):
+    names = ("01-llama-server.log", "04-vllm.log", "07-sglang.log")
+    texts = [(PRINTED / name).read_text().splitlines() for name in names]
+    counting = Counting(Log(log), store)
+    for row in zip_longest(*texts, fillvalue=""):
+        append(log, "\n".join(row) + "\n")
+        settled(counting)
+    settled(counting, last=True)
+    stored = {t.header.title: t for t in (store.load(one.header.run_id) for one in store.runs()[0])}
+    for name, title in zip(names, ("llama.cpp", "vLLM", "SGLang"), strict=True):
+        (whole,) = read_traces(PRINTED / name).traces
+        assert (stored[title].windows, stored[title].header.environment["imported"]["source"]) == (
+            whole.windows,
+            whole.header.environment["imported"]["source"],
+        )
+
+
+def test_what_differs_in_each_line_makes_no_run_of_each(log, store):
+    lines = (PRINTED / "04-vllm.log").read_text().splitlines() * 10
+    append(log, "".join(f"[req-{i:x}] {line}\n" for i, line in enumerate(lines)))
+    settled(Counting(Log(log), store), last=True)
+    runs = [store.load(one.header.run_id) for one in store.runs()[0]]
+    assert len(runs) <= 17
+    assert sum(len(run.windows) for run in runs) == 30
 
 
 def test_a_restarted_llama_server_goes_on_after_its_last_window(log, store):

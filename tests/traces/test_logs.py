@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,10 @@ NOISE = {
     "dates": lambda text: _before(text, lambda i: f"26/08/06 09:03:{i % 60:02} "),
     "seconds since 1970": lambda text: _before(text, lambda i: f"1786000{i:03}.25 "),
     "grep": lambda text: _before(text, lambda i: f"engine.log:{i}:"),
+    "loguru": lambda text: _before(text, lambda i: f"2026-08-06 09:03:{i % 60:02}.1 | INFO | a.b:log:{i} - "),
+    "processes": lambda text: _before(text, lambda i: f"Aug 06 09:03:{i % 60:02} host vllm[{100 + i}]: "),
+    "numbers of lines": lambda text: _before(text, lambda i: f"{i + 1:5d}\t"),
+    "milliseconds since 1970": lambda text: _before(text, lambda i: f"{1786000000123 + i} "),
     "rows of docker": lambda text: "\n".join(json.dumps({"log": f"\x1b[32m{x}\n"}) for x in text.split("\n")),
     "UTF-16": lambda text: ("\ufeff" + text).encode("utf-16-le").decode("latin-1"),
     "a line of a megabyte": lambda text: "x" * 2**20 + "\n" + text,
@@ -105,6 +110,40 @@ def test_logs_of_several_engines_and_processes_in_one_file_are_runs_of_their_own
     assert found == [("llama.cpp", 740, 230), ("vLLM · pid 1", 2312, 730), ("vLLM · pid 2", 2312, 530)]
 
 
+def test_one_line_of_each_of_several_pods_is_a_run_of_its_own():
+    line = (PRINTED / "04-vllm.log").read_text().split("\n")[1].partition(") ")[2]
+    for name in ("vllm-{}  | ", "(Worker pid=7, ip=10.0.{}.1) "):
+        found = read_traces(written("\n".join(name.format(i) + line for i in range(4)))).traces
+        assert [measure(trace).drafted for trace in found] == [752] * 4
+
+
+def test_rows_of_json_tell_who_wrote_them():
+    line = (PRINTED / "04-vllm.log").read_text().split("\n")[1]
+    rows = [
+        {"log": line, "kubernetes": {"pod_name": "a"}},
+        {"MESSAGE": line, "_SYSTEMD_UNIT": "b.service", "_PID": 7},
+        {"log": line, "kubernetes": "c", "container_name": ["d"]},
+    ]
+    found = read_traces(written("\n".join(map(json.dumps, rows)))).traces
+    assert [(t.header.title, measure(t).drafted) for t in found] == [
+        ("vLLM · a", 752),
+        ("vLLM · b.service", 752),
+        ("vLLM", 752),
+    ]
+
+
+def test_settings_of_sglang_are_those_of_the_pod_itself():
+    line = "Decode batch, #running-req: 1, accept len: 2.50, gen throughput (token/s): 40.0, #queue-req: 0"
+    texts = [f"{pod} | [2026-06-10 15:25:25 TP0] {what}" for pod, what in (
+        ("pod-1", "server_args=ServerArgs(decode_log_interval=10)"), ("pod-10", line), ("pod-1", line)
+    )]  # fmt: skip
+    found = read_traces(written("\n".join(texts))).traces
+    assert {t.header.title: t.windows[0].steps for t in found} == {
+        "SGLang · pod-1 TP0": 10,
+        "SGLang · pod-10 TP0": 40,
+    }
+
+
 def test_what_differs_in_each_line_is_no_name_of_a_server():
     for name in ("04-vllm.log", "07-sglang.log"):
         text = _before((PRINTED / name).read_text() * 20, lambda i: f"[req-{i:x}] ")
@@ -120,6 +159,19 @@ def test_engines_of_one_vllm_are_told_apart_by_the_line_above():
         ("vLLM", 2312),
         ("vLLM · engine 1", 2312),
     ]
+
+
+def test_engines_that_one_line_of_vllm_aggregates_have_their_tokens():
+    text = (PRINTED / "04-vllm.log").read_text().replace("Engine 000", "2 Engines Aggregated")
+    (trace,) = read_traces(written(text)).traces
+    assert [row.tokens for row in trace.windows] == [row.tokens for row in windows("04-vllm.log")]
+
+
+def test_a_line_of_vllm_without_a_length_tells_no_tokens():
+    lines = (PRINTED / "04-vllm.log").read_text().split("\n")[:2]
+    text = "\n".join(line.partition("] ")[2] for line in lines)
+    (trace,) = read_traces(written(re.sub(r"(Accepted|Drafted) throughput: [^,]*, ", "", text))).traces
+    assert (trace.windows[0].drafted, trace.windows[0].tokens) == (752, None)
 
 
 VLLM_LINES = {
@@ -168,6 +220,34 @@ def test_drafted_tokens_of_sglang_follow_from_its_rate_by_either_definition(name
     told = "server_args=ServerArgs(decode_log_interval=10, speculative_num_draft_tokens=5)"
     (trace,) = read_traces(written("\n".join([told, *(line.partition("] ")[2] for line in lines)]))).traces
     assert [(row.steps, row.drafted) for row in trace.windows] == [(10, 40)] * len(averages)
+
+
+def test_settings_of_sglang_are_read_from_its_long_line():
+    """It has some 400 settings."""
+    told = f"server_args=ServerArgs({'x=1, ' * 4000}decode_log_interval=10, speculative_num_draft_tokens=5)"
+    line = "Decode batch, #running-req: 1, accept len: 2.50, gen throughput (token/s): 40.0, #queue-req: 0"
+    (trace,) = read_traces(written(f"{told}\n{line}\n")).traces
+    assert (trace.windows[0].steps, trace.windows[0].drafted) == (10, 40)
+
+
+def test_statistics_of_llama_in_all_forms():
+    """Without numbers of calls, of drafts that were not verified, and rates of many requests."""
+    line = "draft acceptance = 0.5 ( 50 accepted / 100 generated), mean len = 2.25\n"
+    totals = "statistics {}, #gen drafts = {}, #acc drafts = 9, #gen tokens = {}, #acc tokens = {}{}\n"
+    rates = ", #mean acc len = 2.25, #acc rate/pos = (0.750, 0.500)"
+
+    def told(*rows: str) -> list[tuple[Any, ...]]:
+        (trace,) = read_traces(written("".join(rows))).traces
+        return [(row.drafter, row.drafts, row.drafted, row.places) for row in trace.windows]
+
+    assert told(line, totals.format("ngram_mod: #calls = 15", 42, 100, 50, "")) == [("", 42, 100, ())]
+    calls = totals.format("draft: #calls(b,g,a) = 1 50 40", 42, 100, 50, rates)
+    assert told(line, calls) == [("", 42, 100, (30, 20))], "rates are those of the calls of accept"
+    ignored = totals.format("draft: #calls(b,g,a) = 1 50 40", 50, 120, 50, rates)
+    assert told(line, ignored) == [("", 40, 100, ())], "drafts that were not verified: by the mean length"
+    many = totals.format("draft: #calls(b,g,a) = 9 900 800", 800, 2000, 1000, rates)
+    later = totals.format("draft: #calls(b,g,a) = 10 940 840", 840, 2100, 1050, rates)
+    assert told(line, many, line, later)[1] == ("", 40, 100, ()), "of 800 drafts, rounded: not those of 40"
 
 
 def test_totals_of_llama_that_are_not_of_the_request_are_left_out():

@@ -27,7 +27,8 @@ from tests.traces.printed import FOLDER, PRINTED, windows, written
 WHOLE: dict[str, dict[str, Any]] = {
     "01-llama-server.log": {"tokens": 312, "target_forwards": 140, "drafted": 420, "accepted": 170, "acceptance_length": 2.214},
     "01b-llama-server-old.log": {"tokens": 200, "target_forwards": 139, "drafted": 320, "accepted": 60, "acceptance_length": 4.0},
-    "02-llama-server-response.json": {"tokens": 211, "target_forwards": 90, "drafted": 270, "accepted": 120, "tpot_ms": 12.51},
+    "01c-llama-server-new.log": {"tokens": 100, "target_forwards": 24, "drafted": 86, "accepted": 74, "acceptance_length": 4.083, "tokens_per_second": 15.567},
+    "02-llama-server-response.json": {"tokens": 211, "target_forwards": 90, "drafted": 270, "accepted": 120, "tpot_ms": 12.571},
     "03-llama-metrics.prom": {"tokens": None, "drafted": 420, "accepted": 170, "acceptance_length": 2.214},
     "04-vllm.log": {"drafted": 2312, "accepted": 730, "acceptance_length": 2.263, "tokens_per_second": 43.53, "target_forwards": None},
     "05-vllm-metrics-after.prom": {"drafted": 20000, "accepted": 10500, "acceptance_length": 3.1, "tokens_per_second": None},
@@ -37,10 +38,13 @@ WHOLE: dict[str, dict[str, Any]] = {
     "12-eagle-answers.jsonl": {"tokens": 20, "target_forwards": 7, "tokens_per_target_forward": 2.857},
     "18-vllm-offline.txt": {"tokens": 15500, "drafted": 20000, "accepted": 10500, "acceptance_length": 3.1},
     "aiperf-summary.json": {"tokens": 31, "drafted": 44, "accepted": 20, "acceptance_length": 2.818, "target_forwards": None},
-    "mlx-timings.json": {"tokens": 112, "target_forwards": 30, "drafted": 90, "accepted": 81, "acceptance_length": 3.7, "tpot_ms": 10.0},
+    "llama-speculative.txt": {"tokens": 120, "drafted": 96, "accepted": 72, "acceptance_length": None, "target_forwards": None, "tokens_per_second": 50.0},
+    "lmstudio.json": {"tokens": 37, "target_forwards": 21, "drafted": 19, "accepted": 15, "acceptance_length": None, "tokens_per_second": 94.737},
+    "mlx-timings.json": {"tokens": 112, "target_forwards": 30, "drafted": 90, "accepted": 81, "acceptance_length": 3.7, "tpot_ms": 10.09},
     "sglang-generate.json": {"tokens": 12, "target_forwards": 5, "drafted": 15, "accepted": 6, "acceptance_length": 2.2},
     "tensorrt-iterations.json": {"target_forwards": 4, "drafted": 9, "accepted": 5, "acceptance_length": 2.667, "tokens": None},
     "vllm-bench.json": {"tokens": 1000, "drafted": 1200, "accepted": 600, "acceptance_length": 2.5, "tokens_per_second": 200.0},
+    "vllm-bench.txt": {"tokens": 10000, "drafted": 12000, "accepted": 6000, "acceptance_length": 2.5, "tokens_per_second": 500.0, "target_forwards": None},
     "39-mtp-bench.txt": {"tokens": 384, "drafted": 309, "accepted": 226, "target_forwards": 156, "tokens_per_second": 12.45},
 }  # fmt: skip
 """File -> figures over all its windows; None is unknown."""
@@ -49,6 +53,7 @@ PLACES = {
     "05-vllm-metrics-after.prom": ([0.844, 0.6, 0.386, 0.27], [0.844, 0.711, 0.643, 0.699]),
     "18-vllm-offline.txt": ([0.84, 0.6, 0.39, 0.27], [0.84, 0.714, 0.65, 0.692]),
     "vllm-bench.json": ([0.75, 0.5, 0.25], [0.75, 0.667, 0.5]),
+    "vllm-bench.txt": ([0.75, 0.5, 0.25], [0.75, 0.667, 0.5]),
     "sglang-generate.json": ([0.8, 0.4, 0.0], [0.8, 0.5, 0.0]),
     "aiperf-summary.json": ([0.818, 0.545, 0.364, 0.091], [0.818, 0.667, 0.667, 0.25]),
     "11-spec-bench-sps.jsonl": ([1.0, 0.778, 0.333, 0.222], [1.0, 0.778, 0.429, 0.667]),
@@ -202,6 +207,18 @@ def test_streams_tell_no_more_than_their_events():
 
         return change
 
+    for lines, expected in ((llama, (20, 16, 16)), (vllm, (40, 36, 30))):
+        events = [line for line in lines if line.startswith("data: {")]
+        assert told([*events[:3], *events[5:]]) == [expected], "an event is missing: the totals are right"
+    noted = "\n".join(["< HTTP/1.1 200 OK", "Here it is:", *vllm])
+    assert [measure(trace).drafted for trace in read_traces(written(noted)).traces] == [36]
+    both = [
+        json.dumps({"meta_info": {"id": name, "spec_verify_ct": n, "completion_tokens": 3 * n}})
+        for name in "ab"
+        for n in (1, 4)
+    ]
+    answers = read_traces(written("\n\n".join(f"data: {row}" for row in both))).traces
+    assert [[row.drafts for row in trace.windows] for trace in answers] == [[4], [4]]
     assert told(vllm + llama) == [(40, 36, 30), (20, 16, 16)]
     assert told(vllm, without("token_ids")) == [(40, 36, 30)]
     assert told(vllm, without("metrics")) == [(40, None, None)]
@@ -347,6 +364,51 @@ def _changed(value: Any) -> Iterator[Any]:
         yield from ({**value, key: inner} for key in value for inner in _changed(value[key]))
     elif isinstance(value, list) and value:
         yield from ([inner, *value[1:]] for inner in _changed(value[0]))
+
+
+SENSE: dict[str, tuple[dict[str, Any], str | tuple[Any, ...]]] = {
+    "no verification accepts nothing": ({"meta_info": {"spec_verify_ct": 0, "completion_tokens": 7}}, (0, 0, None)),
+    "two choices": ({"choices": [{"meta_info": {"spec_verify_ct": 3}}] * 2}, "2 choices with counts; ask with n = 1"),
+    "a negative time": ({"meta_info": {"spec_verify_ct": 3, "e2e_latency": -1.0}}, "a time is -1 s"),
+    "without the rejected ones": ({"accepted": 15, "ignored": 1, "total": 20}, (None, 15, 19)),
+    "without the ignored ones": ({"accepted": 15, "total": 20}, (None, 15, None)),
+    "none": ({"accepted": 0, "rejected": 0, "ignored": 0, "total": 0}, (0, 0, 0)),
+    "a sum that is another": ({"accepted": 5, "rejected": 3, "ignored": 0, "total": 9}, "9 draft tokens are not 5 accepted"),
+    "too many ignored": ({"accepted": 5, "ignored": 30, "total": 9}, "9 draft tokens are not 5 accepted"),
+}  # fmt: skip
+"""Row, or counts of LM Studio -> (drafts, accepted, drafted), or the refusal."""
+
+
+@pytest.mark.parametrize("name", SENSE)
+def test_counts_that_make_no_sense_are_refused_and_unknown_ones_are_unknown(name):
+    row, expected = SENSE[name]
+    if "accepted" in row:
+        stats = {f"{key}_draft_tokens_count": value for key, value in row.items()}
+        row = {"choices": [{}], "usage": {"completion_tokens": 37}, "stats": stats}
+    if isinstance(expected, str):
+        with pytest.raises(UsageError, match=expected):
+            read_traces(written(json.dumps(row)))
+    else:
+        (trace,) = read_traces(written(json.dumps(row))).traces
+        (window,) = trace.windows
+        assert (window.drafts, window.accepted, window.drafted) == expected
+
+
+def test_each_summary_of_a_text_is_a_window():
+    first = (PRINTED / "vllm-bench.txt").read_text()
+    for changed, places in (
+        (first[:-100], ()),
+        ("\n".join(f"c-1  | {line}" for line in first.split("\n")), (3000, 2000, 1000)),
+    ):
+        (row,) = read_traces(written(changed)).traces[0].windows
+        assert (row.drafts, row.accepted, row.places) == (4000, 6000, places)
+    second = first.replace("6000", "3000").replace("20.00", "40.00").replace("Position 0", "Position 3")
+    (trace,) = read_traces(written(first + "sweep: 2 of 2\n" + second)).traces
+    assert [(row.drafts, row.accepted, row.places) for row in trace.windows] == [
+        (4000, 6000, (3000, 2000, 1000)),
+        (4000, 3000, ()),
+    ]
+    assert [(row.start / 1e9, row.end / 1e9) for row in trace.windows] == [(0, 20), (20, 60)]
 
 
 def test_documented_rows_have_their_counts():

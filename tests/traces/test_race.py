@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from specscope.engine.trace.events import OTHERS, Device, Occupancy
+from specscope.traces.comparable import comparisons
 from specscope.traces.imported import CACHED, origin
 from specscope.traces.metrics import measure
 from specscope.traces.race import (
@@ -72,6 +73,50 @@ def test_under_load_there_is_no_sentence_about_causes_and_no_winner():
         assert found.items() >= NO_CAUSE.items()
     line = "No winner: other programs used this machine during the race. Run it again when they have ended."
     assert race_line(field(plain, with_load(measured("pearl")))) == line
+
+
+def of_server(factor, *, address="http://127.0.0.1:1", untold=(), **facts):
+    """Return a run of a server, plain without a factor."""
+    trace = measured("autoregressive" if factor is None else "pearl", factor or 1)
+    server = {"address": address, "unknown": [*untold], "notes": []}
+    return with_header(trace, environment={"recorded": {"start_ns": 0}, "server": server}, **facts)
+
+
+TURNS = {"abbaab": "Fastest: PEARL", "aaabbb": "No winner", "ab": "No winner", "abba": "No winner"}
+
+
+@pytest.mark.parametrize("order", TURNS)
+def test_passes_in_turns_decide_a_race_whose_load_no_client_can_know(order):
+    passes = {
+        name: [of_server(f, created=f"2026-01-01T{i:02}") for i, one in enumerate(order) if one == name]
+        for name, f in (("a", None), ("b", 1))
+    }
+    document = view_model([group[0] for group in passes.values()], [*passes.values()])
+    assert document["race"].startswith(TURNS[order])
+    assert ("3 passes of each in turns" in document["race"]) == (TURNS[order] == "No winner")
+    assert ("not recorded" in document["runs"][1]["verdict"]["summary"]) == (TURNS[order] == "No winner")
+
+
+def test_a_failed_pass_is_no_turn():
+    passes = [[of_server(f, created=f"{i}") for i in range(3)] for f in (None, 1)]
+    passes[1][2] = replace(passes[1][2], footer=replace(passes[1][2].footer, status="failed"))
+    assert view_model([group[0] for group in passes], passes)["race"].startswith("No winner")
+
+
+REASONS = {
+    "another machine": (of_server(None, address="http://10.0.0.1:1"), "different machine"),
+    "no counts": (
+        of_server(None, untold=["accepted and rejected drafts"]),
+        "no plain decoding among these runs",
+    ),
+    "another port": (of_server(None, address="http://10.0.0.2:99"), ""),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_a_baseline_is_a_server_of_the_same_machine_that_tells_that_it_drafts_nothing(name):
+    plain, reason = REASONS[name]
+    assert comparisons([[of_server(1, address="http://10.0.0.2:1")], [plain]])[0].reason == reason
 
 
 def test_one_pass_has_the_range_of_passes_of_this_project_and_virtual_times_have_none():

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from specscope.traces.sets.compared import ComparedView, SetsView, Told
     from specscope.traces.sets.figures import Figure, One, Part
 
-Link = Callable[[str], str]
-"""Id of a run -> its address; empty for none."""
+Link = Callable[["One"], str]
+"""A request -> its address; empty for none."""
 TABLES = (("categories", "category"), ("prompts", "prompt tokens"), ("times", "from"))
 """Key of a set's parts, and the heading of their names."""
 PICTURE = '<span class="ss-sr">picture</span>'
@@ -176,7 +176,7 @@ def _ranked(title: str, rows: Sequence[One], link: Link) -> str:
     cells: list[list[str]] = []
     several = any(row["category"] for row in rows)
     for row in rows:
-        address = link(row["run"])
+        address = link(row)
         name = f'<a href="{_text(address)}">{_text(row["name"])}</a>' if address else _text(row["name"])
         category = [_text(row["category"])] if several else []
         cells.append([name, f"{row['length']:.2f}", f"{row['rounds']:,}", *category])

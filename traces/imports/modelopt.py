@@ -16,8 +16,8 @@ from specscope.engine.trace.events import Footer
 from specscope.engine.trace.trace import Trace
 from specscope.traces.imported import Counts, Imported, origin
 from specscope.traces.imports.request_trace import (
-    ALWAYS,
     LONGEST_DRAFT,
+    SUMMED,
     Form,
     histogram,
     is_object,
@@ -56,15 +56,7 @@ def _read(row: dict[str, Any]) -> Trace | None:
     _check_rates(row, times, gamma)
     counts = Counts(times, gamma * sum(times), gamma)
     source = "a profile of Model Optimizer"
-    unknown = (
-        *ALWAYS,
-        "ids of the tokens",
-        "number of tokens",
-        "origin of each token",
-        "prompt",
-        "order of the steps",
-    )
-    imported = Imported(source, unknown, counts)
+    imported = Imported(source, SUMMED, counts)
     header = new_header(
         imported,
         engine="Model Optimizer",

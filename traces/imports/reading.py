@@ -42,7 +42,7 @@ LOGS = (
 )
 TEXTS = (
     COUNTERS,
-    Text("the output of vLLM's example", prints.example),
+    Text("the summary of a bench or an example", prints.summaries),
     Text("the output of a bench", prints.bench),
 )
 MOST_WRAPPED = 12
@@ -155,8 +155,9 @@ def _printed(rows: Sequence[Any], content: bytes) -> list[Trace]:
     if ROW in content[:4096] or len(content) > MAX_BYTES:
         return []
     whole = content.decode("utf-8", "replace")
-    if events := streams.events_of(whole):
-        return [checked(one) for answer in streams.answers_of(events) if (one := _streamed(answer))]
+    answers = streams.answers_of(streams.events_of(whole))
+    if streamed := [checked(one) for answer in answers if (one := _streamed(answer))]:
+        return streamed
     lines = lines_of(whole)
     found = [(one, text.name) for text in LOGS for one in servers(text, lines)]  # a file may have several
     for text in TEXTS if not found else ():

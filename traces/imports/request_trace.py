@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 ALWAYS = ("times", TEXTS, "ids of rejected tokens", "probabilities")
 """What no file of counts holds."""
+SUMMED = (
+    *ALWAYS,
+    "ids of the tokens",
+    "number of tokens",
+    "origin of each token",
+    "prompt",
+    "order of the steps",
+)
+"""What no sum of many requests holds."""
 CHANCES = "p is that of the logits before temperature, top-k and top-p, as the server reports it"
 _PROMPT_LENGTHS = (
     ("usage", "prompt_tokens"),

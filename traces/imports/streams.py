@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specscope.engine.files import parse_json
 from specscope.engine.servers.checks import unknown
 from specscope.engine.servers.recording import trace_of
-from specscope.engine.servers.steps import Answered, LlamaReader, Reader, Step, VllmReader
+from specscope.engine.servers.steps import (
+    UNCOUNTED,
+    Answered,
+    LlamaReader,
+    Reader,
+    Step,
+    Told,
+    VllmReader,
+)
 from specscope.engine.trace.events import Device, Header
 from specscope.engine.trace.ranges import NO_TOKEN
 from specscope.traces.imported import Imported, with_unknown
@@ -23,11 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from specscope.engine.trace.trace import Trace
-
-UNCOUNTED = (
-    "The stream has no counts: vLLM sends them with --per-request-spec-decode-metrics, but not after a stop string, "
-    "for n > 1 and where the stream is cut"
-)
 
 
 class Event(NamedTuple):
@@ -41,16 +44,12 @@ class Event(NamedTuple):
 def events_of(text: str) -> list[Event]:
     """Return the events of a stream in a text; empty if it is none."""
     found = list[Event]()
-    for line in filter(None, map(str.strip, text.split("\n"))):
+    for line in map(str.strip, text.split("\n")) if "data:" in text else ():
         time, value = None, line
         if line.startswith('{"t_ms"'):
             with suppress(ValueError):
                 row = parse_json(line)
                 time, value = _nanoseconds(row.get("t_ms")), str(row.get("raw", ""))
-        if not value.startswith("data:"):
-            if found or value.startswith((":", "event:", "id:", "retry:")):
-                continue
-            return []
         if value.startswith(("data: {", "data:{")):
             with suppress(ValueError):
                 event = parse_json(value.removeprefix("data:"))
@@ -67,14 +66,15 @@ def answers_of(events: Iterable[Event]) -> list[list[Event]]:
     """Return the events of each answer: those of an id, or until the one that says `stop`."""
     found, number = dict[str, list[Event]](), 0
     for event in events:
-        name = event.value.get("id")
+        name, meta = event.value.get("id"), event.value.get("meta_info")  # SGLang's have the id there
+        name = meta.get("id") if isinstance(meta, dict) else name
         found.setdefault(name if isinstance(name, str) else str(number), []).append(event)
         number += event.value.get("stop") is True
     return [*found.values()]
 
 
 def read(events: Sequence[Event]) -> Trace | None:
-    """Return the trace of an answer whose events tell its steps; else None.
+    """Return the trace of an answer whose events tell all of its steps; else None.
 
     llama.cpp's tell them with `timings_per_token`, vLLM's with `return_token_ids`. ValueError for
     events of several choices.
@@ -94,11 +94,18 @@ def read(events: Sequence[Event]) -> Trace | None:
         timed = timed and (time is not None or not found)
         steps += found
     steps = reader.final([*steps, *reader.end()])
-    if not steps:
+    if not steps or _lacks_events(steps, reader.told):
         return None
     answer = Answered(0, steps, reader.told)
     engine = "llama.cpp" if llama else "vLLM"
     return _trace(engine, answer, values, timed=timed and bool(steps[-1].time))
+
+
+def _lacks_events(steps: Sequence[Step], told: Told) -> bool:
+    """Return whether tokens are missing; the one that ends an answer may have no event."""
+    end = told.reason in ("eos", "stop")
+    lacking = (told.tokens or 0) - sum(len(step.tokens) for step in steps)
+    return told.tokens is not None and lacking not in (0, int(end))
 
 
 def _choice(event: dict[str, Any]) -> dict[str, Any]:

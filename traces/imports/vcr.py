@@ -17,8 +17,8 @@ from specscope.engine.trace.events import Footer
 from specscope.engine.trace.trace import Trace
 from specscope.traces.imported import Counts, Imported
 from specscope.traces.imports.request_trace import (
-    ALWAYS,
     LONGEST_DRAFT,
+    SUMMED,
     Form,
     check_counts,
     is_object,
@@ -59,11 +59,8 @@ def _read(rows: Sequence[dict[str, Any]]) -> Trace | None:
     if len(gammas) > 1:
         raise ValueError(f"num_spec_tokens is {gammas[0]} and {gammas[1]}; expected one number in a file")
     counts = _total(gammas[0], [counts for _, counts in found])
-    unknown = [
-        *("ids of the tokens", "number of tokens", "origin of each token", "prompt", "order of the steps"),
-        *([] if counts.gamma is not None else ["draft length of each step"]),
-    ]
-    imported = Imported("step statistics of vllm-vcr", (*ALWAYS, *unknown), counts)
+    lengths = () if counts.gamma is not None else ("draft length of each step",)
+    imported = Imported("step statistics of vllm-vcr", (*SUMMED, *lengths), counts)
     header = new_header(imported, engine="vLLM", key="vllm-vcr", content=rows, prompts=0)
     return Trace(header, footer=Footer("done", (), (), 0))
 

@@ -162,6 +162,20 @@ class Cell:
     def clock(self) -> str:
         return self.traces[0][0].header.clock if self.traces else ""
 
+    def facts(self) -> dict[str, Any]:
+        """Return the cell as `specscope sweep --json` has it."""
+        known = bool(self.speedups)
+        return {
+            "column": self.column,
+            "row": self.row,
+            "speedup": self.mean if known else None,
+            "low": self.low if known else None,
+            "high": self.high if known else None,
+            "speedups": self.speedups,
+            "runs": [name.split("~") for name in self.runs],
+            "error": self.error or None,
+        }
+
 
 def sweep(plan: Sweep, run: Runner, cancel: threading.Event | None = None) -> Iterator[Cell]:
     """Yield the cells as they are done, row by row; a set `cancel` ends the sweep."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specscope.engine.drafting.pace import in_turns
+from specscope.engine.drafting.pace import in_turns, seconds_at
 from specscope.traces.advice import limit, predicted
 from specscope.traces.lengths.basis import Given, basis_of
 from specscope.traces.lengths.spread import Spread
@@ -74,7 +74,8 @@ class Best(NamedTuple):
             return "The time of plain decoding is unknown; --plain RUN, --row or --widths tells it."
         if self.best is None:
             shown = any(one.limit is not None for one in self.lengths)
-            pays = " Each length is faster than plain decoding below the c that is shown." if shown else ""
+            free = f", {self.open_rows}" if self.open_rows else ""
+            pays = f" Each length is faster than plain decoding below the c that is shown{free}." * shown
             return f"The time of a draft is unknown: give it with --c, in target forwards of one row.{pays}"
         best, drafts = found[self.best], [one for one in self.lengths if one.length and one.value is not None]
         others = [one.length for one in self.lengths if one.alike and one is not best]
@@ -161,7 +162,9 @@ def _estimated(basis: Basis, lengths: Sequence[int]) -> Best:
             )
         )
     measured = None if basis.measured is None else basis.measured * one
-    free = "if further rows cost no time" if basis.timed and not rates.known else ""
+    verify = rates.probe.verify
+    unknown = not rates.known if basis.timed else seconds_at(verify, 1) == seconds_at(verify, 2)
+    free = "if further rows cost no time" if unknown else ""
     return Best(basis.name, unit, basis.used, measured, tuple(found), best, free, _notes(basis, lengths))
 
 

@@ -15,21 +15,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from fractions import Fraction
 from functools import cache, partial
-from math import floor
-from typing import NamedTuple
+from math import ceil, floor
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from specscope.traces.papers.rows import Heat, Paper, Row, per_cell
+from specscope.traces.papers.rows import Cell, Heat, Paper, numbers
 
-PAPER = Paper("dsi")
-_DATA = PAPER.numbers
-_MEASURED = ("Vicuna-7B CNN-DM", "Starcoder-15B MBPP")
-"""Rows of Table 2 whose times real threads wait."""
+_DATA = numbers("dsi")
 _DRAWN = 100
 """Texts of 50 tokens drawn for a row of Table 2."""
 _LOOKAHEADS = {"Figure 2": 0, "Figure 7": 5}
@@ -41,66 +38,49 @@ LOOKAHEAD = np.arange(1, 201)
 SERVERS = 7
 _REST = 40.0
 """A geometric series ends where a term is below exp(-40)."""
+_ONE_SEVENTH = Fraction(1, 7)
+_WAYS: dict[str, Callable[[Fraction], int]] = {
+    "worst case: non-SI": floor,
+    "worst case: SI": lambda t: floor(t / (1 + _ONE_SEVENTH)),
+    "worst case: DSI": floor,
+    "best case: non-SI": floor,
+    "best case: SI": lambda t: 2 * floor(t / (1 + _ONE_SEVENTH)),
+    "best case: DSI": lambda t: floor((t - 1) / _ONE_SEVENTH) + 1 if t >= 1 else 0,
+}
+"""Tokens at a time of Figure 1, whose drafter takes 1/7 of a target forward."""
 
 
-@PAPER.item("Table 1")
-def _table_1() -> Iterator[Row]:
-    table, drafter = _DATA["Table 1"], Fraction(1, 7)
-    times = [Fraction(*time) for time in _DATA["Figure 1"]["times"]]
-    ways = {
-        "worst case: non-SI": floor,
-        "worst case: SI": lambda t: floor(t / (1 + drafter)),
-        "worst case: DSI": floor,
-        "best case: non-SI": floor,
-        "best case: SI": lambda t: 2 * floor(t / (1 + drafter)),
-        "best case: DSI": lambda t: floor((t - 1) / drafter) + 1 if t >= 1 else 0,
-    }
-    for name, way in ways.items():
-        for column, moment, number in zip(table["columns"], times, table[name], strict=True):
-            yield PAPER.row(f"{name}, {column}", number, way(moment), "lookahead 1")
-
-
-class Times(NamedTuple):
-    """Milliseconds of a run under the protocol of section 4; of SI by lookahead."""
-
-    dsi: float
-    si: dict[int, float]
-
-
-def table_2_times(name: str) -> Times:
+@cache
+def table_2_times(name: str) -> tuple[float, dict[int, float]]:
+    """Return milliseconds of DSI, and of SI by lookahead, under the protocol of section 4."""
     target, drafter, _, percent, _ = _DATA["Table 2"][name]
     protocol, first = _DATA["protocol"], _DATA["Table 3"].get(name, [1.0, 1.0])
-    ratio = drafter / target
+    ratio, lookaheads = drafter / target, protocol["lookaheads"]
     texts = np.random.default_rng(0).random((_DRAWN, protocol["tokens"])) < percent / 100
-    feasible_ones = [k for k in protocol["lookaheads"] if feasible(np.array(ratio), np.array(k))]
-    own = min(float(np.mean([run_time(text, ratio, k) for text in texts])) for k in feasible_ones)
+
+    def mean(time: Callable[[np.ndarray, float, int], float], lookahead: int) -> float:
+        return float(np.mean([time(text, ratio, lookahead) for text in texts]))
+
+    own = min(mean(run_time, k) for k in lookaheads if feasible(np.array(ratio), np.array(k)))
     prefill = (first[0] - 1) * target
-    other = {
-        k: float(np.mean([si_run_time(text, ratio, k) for text in texts])) for k in protocol["lookaheads"]
-    }
     serial = prefill + (first[1] - 1) * drafter
-    return Times(prefill + own * target, {k: serial + forwards * target for k, forwards in other.items()})
+    return prefill + own * target, {k: serial + mean(si_run_time, k) * target for k in lookaheads}
 
 
-@PAPER.item("Table 2")
-def _table_2() -> Iterator[Row]:
-    table, speeds = _DATA["Table 2"], list[float]()
-    for name, values in ((k, v) for k, v in table.items() if k != "columns"):
-        times = table_2_times(name)
-        ours = float(np.mean(list(times.si.values()))) / times.dsi
-        speeds.append(values[4])
-        yield PAPER.row(f"{name}, speedup", values[4], ours, "drawn texts")
-        for lookahead, ms in times.si.items():
-            row = f"{name}, over SI at lookahead {lookahead}"
-            yield PAPER.row(row, None, ms / times.dsi, "one lookahead", lookahead=lookahead)
-        yield PAPER.row(f"{name}, drafter latency (%)", values[2], 100 * values[1] / values[0], "latencies")
-    for name, ours in (("least_speedup", min(speeds)), ("most_speedup", max(speeds))):
-        yield PAPER.row(f"{name} of the abstract", _DATA["claims"][name], ours, "extreme")
+def _over_si(cell: Cell) -> float:
+    dsi, si = table_2_times(cell.row)
+    return (
+        si[cell.line["lookahead"]] if "lookahead" in cell.line else float(np.mean(list(si.values())))
+    ) / dsi
 
 
-@PAPER.item("Table 3")
-def _table_3() -> Iterator[Row]:
-    return PAPER.rows_of(per_cell(_DATA["Table 3"]), "named models")
+def _latency(cell: Cell) -> Mapping[str, Any]:
+    target, drafter, percent, *_ = cell.table[cell.row]
+    return {"published": percent, "ours": 100 * drafter / target}
+
+
+def _printed_speed_ups() -> list[float]:
+    return [values[-1] for name, values in _DATA["Table 2"].items() if name != "columns"]
 
 
 def _texts() -> Iterator[tuple[float, float, np.ndarray]]:
@@ -111,29 +91,24 @@ def _texts() -> Iterator[tuple[float, float, np.ndarray]]:
             yield drafter, rate, generator.random((20, 50)) < rate
 
 
-@PAPER.item("Proposition 1")
-def _proposition_1() -> Iterator[Row]:
-    """Times of drawn texts against t1 p (N - 1) + t2 ((1 - p)(N - 1) + 1)."""
+def _above_the_bound() -> int:
+    """Count drawn texts that take longer than t1 p (N - 1) + t2 ((1 - p)(N - 1) + 1)."""
     above = 0
     for drafter, _, texts in _texts():
         for text in texts:
             share, more = float(text[:-1].mean()), len(text) - 1
             bound = drafter * share * more + (1 - share) * more + 1
             above += run_time(np.append(text[:-1], [True]), drafter, 1) > bound + 1e-9
-    yield PAPER.row("drawn texts that take longer than the bound", 0, above, "720 texts")
+    return above
 
 
-@PAPER.item("Theorems 1 and 2")
-def _theorems() -> Iterator[Row]:
-    slower = sum(
+def _slower_texts() -> int:
+    return sum(
         run_time(text, drafter, lookahead) > len(text) + 1e-9
         for drafter, _, texts in _texts()
         for text in texts
         for lookahead in (1, 2, 5, 20)
     )
-    yield PAPER.row("Theorem 1: drawn texts on which DSI is slower than non-SI", 0, slower, "theorem 1")
-    worse = int((_maps().dsi > _maps().si + 1e-9)[_maps().feasible].sum())
-    yield PAPER.row("Theorem 2: configurations in which DSI is slower than SI", 0, worse, "theorem 2")
 
 
 class Maps(NamedTuple):
@@ -163,6 +138,7 @@ class Ratios(NamedTuple):
     dsi_over_best: np.ndarray
 
 
+@cache
 def heat_maps(lookahead: int = 0) -> Ratios:
     maps = _maps()
     if lookahead:
@@ -174,27 +150,18 @@ def heat_maps(lookahead: int = 0) -> Ratios:
     return Ratios(si, si / dsi, 1 / dsi, np.minimum(si, 1) / dsi)
 
 
-@PAPER.item("Figure 2", "Figure 7")
-def _figure(item: str) -> Iterator[Row]:
-    lookahead = _LOOKAHEADS[item]
-    maps, how = heat_maps(lookahead), item
-    for label, ratio in (("SI", maps.dsi_over_si), ("non-SI", maps.dsi_over_plain)):
-        slower = int((ratio < 1 - 1e-9).sum())
-        yield PAPER.row(f"cells in which DSI is slower than {label}", 0, slower, how)
-    slow = maps.si_over_plain > 1 + 1e-9
-    if not lookahead:
-        below = RATE[None, :] < DRAFTER[:, None] - 1e-9
-        wrong = int((below & ~slow).sum())
-        yield PAPER.row("(a) cells below rate = latency in which SI is not slower", 0, wrong, "pink cells")
-        best, published = float(maps.dsi_over_best.max()), _DATA["claims"]["best_over_both"]
-        yield PAPER.row("(d) largest speed-up over the better of both", published, best, "largest ratio")
-    else:
-        yield PAPER.row(
-            "(a) share of cells in which SI is slower than non-SI", None, float(slow.mean()), "share"
-        )
-        for name, ratio in (("(b)", maps.dsi_over_si), ("(c)", maps.dsi_over_plain)):
-            over = "SI" if name == "(b)" else "non-SI"
-            yield PAPER.row(f"{name} largest speed-up over {over}", None, float(ratio.max()), "no numbers")
+def _slower_configurations() -> int:
+    maps = _maps()
+    return int((maps.dsi > maps.si + 1e-9)[maps.feasible].sum())
+
+
+def _ratio(cell: Cell) -> np.ndarray:
+    return getattr(heat_maps(cell.line.get("lookahead", 0)), cell.line["ratio"])
+
+
+def _pink_cells(cell: Cell) -> int:
+    below = RATE[None, :] < DRAFTER[:, None] - 1e-9
+    return int((below & (_ratio(cell) <= 1 + 1e-9)).sum())
 
 
 def _pictures(item: str) -> list[Heat]:
@@ -209,39 +176,23 @@ def _pictures(item: str) -> list[Heat]:
     return [*pictures[: 3 if _LOOKAHEADS[item] else 4]]
 
 
-PAPER.maps.update({item: partial(_pictures, item) for item in _LOOKAHEADS})
+def _share(cell: Cell) -> float:
+    """Return the share of target forwards that count with model parallelism."""
+    return 1 - cell.line["rate"] ** cell.line["k"]
 
 
-@PAPER.item("SP against MP")
-def _sp_against_mp() -> Iterator[Row]:
-    claims = _DATA["claims"]
-    share = 1 - claims["mp_rate"] ** claims["mp_lookahead"]
-    servers = int(np.ceil(1 / (claims["mp_lookahead"] * claims["mp_drafter"]))) + 1
-    amdahl = round(1 / (1 - claims["amdahl_rate"]), 9)
-    yield PAPER.row("share of target forwards that count", claims["mp_share"], round(share, 2), "share of MP")
-    yield PAPER.row("speed-up that MP needs", claims["mp_speedup"], round(1 / share, 2), "speed-up of MP")
-    yield PAPER.row("GPUs at lookahead 2, drafter 10 %", claims["mp_gpus"], servers, "GPUs")
-    yield PAPER.row("Amdahl's speed-up at 80 %", claims["amdahl"], amdahl, "Amdahl")
-    for drafter, lookahead, published in claims["perfect"]:
-        block = lookahead * drafter
-        name = f"perfect drafter at {drafter:.0%}, lookahead {lookahead}: over SI"
-        yield PAPER.row(name, published, (block + 1) / block, "perfect drafter")
+def _block(cell: Cell) -> float:
+    return cell.line["k"] * cell.line["drafter"]
 
 
-@PAPER.item("Thread pool")
-def _thread_pool() -> Iterator[Row]:
-    generator = np.random.default_rng(1)
-    for name in _MEASURED:
-        target, drafter, _, percent, _ = _DATA["Table 2"][name]
-        lookahead = next(
-            k for k in _DATA["protocol"]["lookaheads"] if feasible(np.array(drafter / target), np.array(k))
-        )
-        right = generator.random(_DATA["protocol"]["tokens"]) < percent / 100
-        ideal = run_time(right, drafter / target, lookahead) * target / 1e3
-        costs = (target / 1e3, drafter / 1e3, lookahead, _DATA["protocol"]["servers"])
-        took = measured_time([bool(r) for r in right], *costs)
-        row = f"{name}, overhead of threads"
-        yield PAPER.row(row, None, took / ideal - 1, "threads", lookahead=lookahead)
+def _threads(cell: Cell) -> Mapping[str, Any]:
+    target, drafter, _, percent, _ = _DATA["Table 2"][cell.row]
+    protocol, ratio = _DATA["protocol"], np.array(drafter / target)
+    lookahead = next(k for k in protocol["lookaheads"] if feasible(ratio, np.array(k)))
+    right = np.random.default_rng(1).random(protocol["tokens"]) < percent / 100
+    ideal = run_time(right, drafter / target, lookahead) * target / 1e3
+    costs = (target / 1e3, drafter / 1e3, lookahead, protocol["servers"])
+    return {"ours": measured_time([bool(r) for r in right], *costs) / ideal - 1, "lookahead": lookahead}
 
 
 def si_time(drafter: np.ndarray, rate: np.ndarray, lookahead: np.ndarray) -> np.ndarray:
@@ -295,13 +246,13 @@ def run_time(right: np.ndarray, drafter: float, lookahead: int) -> float:
 
     `right`: of each token, whether its draft is right; the drafter's latency is in target forwards.
     """
-    time, position = 0.0, 0
-    while position < len(right):
-        wrong = np.flatnonzero(~right[position:])
-        count = int(wrong[0]) + 1 if len(wrong) else len(right) - position
-        time += _run_of(count, drafter, lookahead)
-        position += count
-    return time
+    return sum(_run_of(count, drafter, lookahead) for count in _runs(right))
+
+
+def _runs(right: np.ndarray) -> list[int]:
+    """Return the tokens of each run, which ends with a rejection or the text."""
+    ends = {*(np.flatnonzero(~right) + 1).tolist(), len(right)}
+    return np.diff([0, *sorted(ends)]).tolist()
 
 
 def si_run_time(right: np.ndarray, drafter: float, lookahead: int) -> float:
@@ -333,12 +284,9 @@ def measured_time(
 ) -> float:
     """Return the seconds that real threads take for a text; both latencies are in seconds."""
     with ThreadPoolExecutor(servers) as pool:
-        started, position = time.perf_counter(), 0
-        while position < len(right):
-            rest = right[position:]
-            count = rest.index(False) + 1 if False in rest else len(rest)
+        started = time.perf_counter()
+        for count in _runs(np.array(right)):
             _generation(pool, count, (target, drafter, lookahead))
-            position += count
         return time.perf_counter() - started
 
 
@@ -373,3 +321,31 @@ def _verify(
 def _draft(stop: threading.Event, drafted: threading.Semaphore, seconds: float) -> None:
     while not stop.wait(seconds):
         drafted.release()
+
+
+PAPER = Paper(
+    "dsi",
+    {
+        "tokens at a moment": lambda c: _WAYS[c.row](
+            Fraction(*_DATA["Figure 1"]["times"][c.table["columns"].index(c.column)])
+        ),
+        "DSI over SI": _over_si,
+        "drafter latency": _latency,
+        "least speed-up": lambda _: min(_printed_speed_ups()),
+        "largest speed-up": lambda _: max(_printed_speed_ups()),
+        "texts above the bound": lambda _: _above_the_bound(),
+        "texts slower than non-SI": lambda _: _slower_texts(),
+        "configurations slower than SI": lambda _: _slower_configurations(),
+        "cells below 1": lambda c: int((_ratio(c) < 1 - 1e-9).sum()),
+        "share above 1": lambda c: float((_ratio(c) > 1 + 1e-9).mean()),
+        "pink cells": _pink_cells,
+        "largest ratio": lambda c: float(_ratio(c).max()),
+        "share of MP": lambda c: round(_share(c), 2),
+        "speed-up of MP": lambda c: round(1 / _share(c), 2),
+        "GPUs": lambda c: ceil(1 / _block(c)) + 1,
+        "Amdahl": lambda c: round(1 / (1 - c.line["rate"]), 9),
+        "perfect drafter": lambda c: (_block(c) + 1) / _block(c),
+        "threads": _threads,
+    },
+    {item: partial(_pictures, item) for item in _LOOKAHEADS},
+)

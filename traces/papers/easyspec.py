@@ -8,15 +8,14 @@ forward of the target.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from specscope.engine.model.fuzzy import layer_groups
 from specscope.engine.simulate.profile import Profile
-from specscope.traces.papers.rows import Paper, Row, cells, numbers, per_cell
+from specscope.traces.papers.rows import Cell, Paper, numbers
 
-PAPER = Paper("easyspec")
-_DATA = PAPER.numbers
+_DATA = numbers("easyspec")
 LEVELS = 5
 _FITTED_ON = "temperature 0, MMLU"
 _METHODS = ("+sd", "+tree", "EasySpec")
@@ -52,128 +51,88 @@ def fitted(model: str) -> Times:
     return Times(exact, fuzzy, chain[1] / rounds(chain[3]), tree[1] / rounds(tree[3]))
 
 
-def _stages(values: list[float], method: str, times: Times) -> Iterator[tuple[str, float, float]]:
-    count = rounds(values[3])
-    ours = (count * times.drafting(method), count * times.verification(method))
-    yield from zip(("d", "v", "total"), values, (*ours, sum(ours)), strict=False)
+def _model(cell: Cell) -> str:
+    return "llama-3" if cell.part.startswith("llama-3") else "qwen2"
 
 
-@PAPER.item("Table 1")
-def _table_1() -> Iterator[Row]:
-    profile = Profile.load("8xA100")
-    for name, column, number in cells(_DATA["Table 1"]):
-        row, gpus = f"{name}, {column}", int(column.removeprefix("TP="))
-        latency = profile.latency(f"{_PROFILE_PAIRS[name[:2]]}{max(2, gpus)}")
-        if not name.endswith(("70B", "72B")):
-            drafter, hardware = latency.drafter, profile.hardware
-            assert drafter is not None
-            saved = hardware.stream_us(drafter.weights * drafter.element) * (1 - 1 / gpus)
-            waits = 2 * drafter.layers * hardware.known("collective_us") if gpus > 1 else 0
-            ours = 1e6 / (1e6 / drafter.speed - saved + waits)
-            yield PAPER.row(row, number, ours, "split drafter", fitted=gpus > 1)
-        elif gpus > 1:
-            yield PAPER.row(row, number, latency.target.speed, "profile")
-        else:
-            yield PAPER.row(row, number, None, "one A100")
+def _times(cell: Cell) -> float:
+    times, count = fitted(_model(cell)), rounds(cell.others["alpha"])
+    drafting, verification = count * times.drafting(cell.row), count * times.verification(cell.row)
+    return {"d": drafting, "v": verification, "total": drafting + verification}[cell.column]
 
 
-@PAPER.item("Table 2")
-def _table_2() -> Iterator[Row]:
-    for name, table in _DATA["Table 2"].items():
-        model = name.partition(",")[0]
-        times, plain = fitted(model), _DATA["Table 1"][_SPEEDS[model]]
-        for label, speed in (("vanilla", plain[0]), ("TP", plain[3])):
-            if label in table:
-                yield PAPER.row(f"{name}, {label}", table[label], 100 / speed, "printed twice")
-        for method in _METHODS:
-            for stage, published, ours in _stages(table[method], method, times):
-                is_fit = _FITTED_ON in name
-                yield PAPER.row(f"{name}, {method} {stage}", published, ours, "four times", fitted=is_fit)
-    yield from _claims()
+def _plain(cell: Cell) -> float:
+    return 100 / _DATA["Table 1"][_SPEEDS[_model(cell)]][3 if cell.row == "TP" else 0]
 
 
-def _claims() -> Iterator[Row]:
-    tables, claims = _DATA["Table 2"].values(), _DATA["claims"]
-    drafting = max(table["+tree"][0] / table["EasySpec"][0] for table in tables)
-    vanilla = max(table["vanilla"] / table["EasySpec"][2] for table in tables if "vanilla" in table)
-    drop = max(table["+tree"][3] - table["EasySpec"][3] for table in tables)
-    yield PAPER.row("drafting accelerated by up to", claims["drafting"], drafting, "drafting times")
-    yield PAPER.row("peak speed-up over vanilla", claims["vanilla"], round(vanilla, 2), "totals")
-    yield PAPER.row("largest drop of acceptance", claims["drop"], round(drop, 2), "acceptances")
+def _split_drafter(cell: Cell) -> float:
+    gpus, profile = int(cell.column.removeprefix("TP=")), Profile.load("8xA100")
+    drafter, hardware = (
+        profile.latency(f"{_PROFILE_PAIRS[cell.row[:2]]}{max(2, gpus)}").drafter,
+        profile.hardware,
+    )
+    assert drafter is not None
+    saved = hardware.stream_us(drafter.weights * drafter.element) * (1 - 1 / gpus)
+    waits = 2 * drafter.layers * hardware.known("collective_us") if gpus > 1 else 0
+    return 1e6 / (1e6 / drafter.speed - saved + waits)
 
 
-@PAPER.item("Table 3")
-def _table_3() -> Iterator[Row]:
-    times = fitted("qwen2")
-    for name, table in _DATA["Table 3"].items():
-        row, same_target = f"{name}, vanilla", "72B" in name
-        if same_target:
-            plain = _DATA["Table 1"]["Q2-72B"][0]
-            yield PAPER.row(row, table["vanilla"], 100 / plain, "printed twice")
-        else:
-            yield PAPER.row(row, table["vanilla"], None, "32B target")
-        for method in _METHODS[1:]:
-            for stage, published, ours in _stages(table[method], method, times):
-                known = same_target or stage == "d"
-                how = "same shape" if known else "32B target"
-                yield PAPER.row(f"{name}, {method} {stage}", published, ours if known else None, how)
+def _target(cell: Cell) -> float:
+    pair = f"{_PROFILE_PAIRS[cell.row[:2]]}{cell.column.removeprefix('TP=')}"
+    return Profile.load("8xA100").latency(pair).target.speed
 
 
-@PAPER.item("Table 4")
-def _table_4() -> Iterator[Row]:
+def _throughput(cell: Cell) -> float:
     times = fitted("llama-3")
     seconds = times.drafting("EasySpec") + times.verification("EasySpec")
-    for model, table in _DATA["Table 4"].items():
-        for task, (eagle, alpha, easy, own) in table.items():
-            yield PAPER.row(f"{model}, EAGLE-2, {task}", eagle, None, "EAGLE-2", alpha=alpha)
-            ours = 100 / rounds(own) / seconds
-            yield PAPER.row(f"{model}, EasySpec, {task}", easy, ours, "times on MMLU")
+    return 100 / rounds(cell.others["own alpha"]) / seconds
 
 
-@PAPER.item("Table 5")
-def _table_5() -> Iterator[Row]:
-    return PAPER.rows_of(per_cell(_DATA["Table 5"]), "similarities")
+def _last_layer(cell: Cell) -> float | None:
+    model, _, size = cell.part.partition(", N = ")
+    groups = layer_groups(_DATA["layers"][model], int(size))
+    return {group.start: group.stop - 1 for group in groups}.get(int(cell.column))
 
 
-@PAPER.item("Table 6")
-def _table_6() -> Iterator[Row]:
-    for name, printed in _DATA["Table 6"].items():
-        model, _, size = name.partition(", N = ")
-        last_of = {g.start: g.stop - 1 for g in layer_groups(_DATA["layers"][model], int(size))}
-        for first, last in printed:
-            row = f"{name}, last layer of the group at {first}"
-            yield PAPER.row(row, last, last_of.get(first), "layer 0")
-
-
-@PAPER.item("Figure 4")
-def _figure_4() -> Iterator[Row]:
-    """Costs and acceptance by width, layer-parallel size and calibration (section 4.4).
+def _fuzzy_forward(cell: Cell) -> float:
+    """Return milliseconds by width, layer-parallel size and calibration (section 4.4).
 
     The figure's points are not in the text, only what they show.
     """
-    for name, pair in (("Llama 3 8B", "llama-3-8-70-tp8"), ("Qwen2 7B", "qwen2-7-72-tp8")):
-        latency = Profile.load("8xA100").latency(pair)
-        for width in (1, 4, 8, 12):
-            for size in range(1, 6):
-                ours = latency.parallel("drafter", width, 500, size) / 1e3
-                yield PAPER.row(f"{name}, width {width}, LP size {size}, ms", None, ours, "fuzzy forward")
-    yield from _trends()
+    pair = _PROFILE_PAIRS["L3" if cell.part.startswith("Llama 3") else "Q2"]
+    latency = Profile.load("8xA100").latency(f"{pair}8")
+    return latency.parallel("drafter", int(cell.row), 500, int(cell.column)) / 1e3
 
 
-def _trends() -> Iterator[Row]:
-    """SmolLM2 with `int4`, on the clock of 8xA100; recorded, as it takes minutes."""
-    found = numbers("easyspec-figure-4")
-    widths, sizes, command = found["widths"], found["sizes"], found["command"]
-    for calibration in ("calibrated", "not calibrated"):
-        for figure, unit in (("accepted", "accepted tokens per round"), ("speed", "tokens/s, virtual")):
-            for width in widths:
-                for size, ours in zip(sizes, found[calibration][figure][f"width {width}"], strict=True):
-                    if calibration == "calibrated" or size > 1:
-                        name = f"SmolLM2, {calibration}, width {width}, LP size {size}, {unit}"
-                        yield PAPER.row(name, None, ours, "SmolLM2", command=command)
-    for figure in ("accepted", "speed"):
-        with_it, without = (found[kind][figure] for kind in ("calibrated", "not calibrated"))
-        pairs = [pair for w in with_it for pair in list(zip(with_it[w], without[w], strict=True))[1:]]
-        name = f"combinations of width and LP size in which calibration raises {figure}"
-        ours = sum(a > b for a, b in pairs)
-        yield PAPER.row(name, None, ours, "combinations", number=len(pairs), command=command)
+def _recorded(cell: Cell) -> Mapping[str, Any]:
+    """Return SmolLM2's with `int4`, on the clock of 8xA100; recorded, as it takes minutes."""
+    return {"ours": cell.number, "command": _DATA["SmolLM2"]["command"]}
+
+
+def _combinations(cell: Cell) -> Mapping[str, Any]:
+    found = _DATA["SmolLM2"]
+    with_it, without = (found[f"{kind}, {cell.row}"] for kind in ("calibrated", "not calibrated"))
+    pairs = [pair for w in with_it for pair in list(zip(with_it[w], without[w], strict=True))[1:]]
+    return {"ours": sum(a > b for a, b in pairs), "count": len(pairs), "command": found["command"]}
+
+
+_SETS = [table for table in _DATA["Table 2"].values() if isinstance(table, dict)]
+PAPER = Paper(
+    "easyspec",
+    {
+        "split drafter": _split_drafter,
+        "profile's target": _target,
+        "plain decoding": _plain,
+        "times": _times,
+        "largest acceleration": lambda _: max(t["+tree"][0] / t["EasySpec"][0] for t in _SETS),
+        "largest speed-up": lambda _: round(
+            max(t["vanilla"] / t["EasySpec"][2] for t in _SETS if "vanilla" in t), 2
+        ),
+        "largest drop": lambda _: round(max(t["+tree"][3] - t["EasySpec"][3] for t in _SETS), 2),
+        "tokens/s": _throughput,
+        "last layer": _last_layer,
+        "fuzzy forward": _fuzzy_forward,
+        "recorded": _recorded,
+        "combinations": _combinations,
+    },
+)

@@ -16,16 +16,14 @@ most, and E[largest of B] the sum of 1 - (1 - p^k)^B.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
-from itertools import product
 from typing import Any, NamedTuple
 
 from specscope.engine.simulate.profile import Profile
-from specscope.traces.papers.rows import Paper, Row, bisect, per_cell
+from specscope.traces.papers.rows import Cell, Paper, bisect, numbers
 
-PAPER = Paper("ems")
-_DATA = PAPER.numbers
+_DATA = numbers("ems")
 _CONTEXT = 745
 """Cached rows of a sequence: the mean input length of CNN/Daily Mail, Table 6."""
 FIT = 8
@@ -152,71 +150,40 @@ def _series(table: Mapping[str, Any], model: str, *, drafts: bool) -> Series:
 
 
 def _table_2_series() -> Series:
-    table = _DATA["Table 2"]
-    batches = [int(key) for key in table if key != "columns"]
-    columns = dict(zip(table["columns"], zip(*(table[str(b)] for b in batches), strict=True), strict=True))
-    return _series({"columns": batches, **columns}, "opt-6.7b", drafts=False)
+    parts = {int(name): part["tokens/s"] for name, part in _DATA["Table 2"].items() if name != "columns"}
+    columns = dict(zip(_DATA["Table 2"]["columns"], zip(*parts.values(), strict=True), strict=True))
+    return _series({"columns": list(parts), **columns}, "opt-6.7b", drafts=False)
 
 
-@PAPER.item("Table 1")
-def _table_1() -> Iterator[Row]:
-    table = _DATA["Table 1"]
-    samples = [table["sample 0"], table["sample 1"]]
-    for number, sample in enumerate(samples):
-        for i, (column, printed) in enumerate(zip(table["columns"], sample, strict=True)):
-            if i % 2:
-                ours = max(other[i - 1] for other in samples) - sample[i - 1]
-                yield PAPER.row(f"sample {number}, {column}", printed, ours, "largest less own")
+def _series_of(cell: Cell) -> Series:
+    """Return the series of a cell's table; a cell without one is of Table 2."""
+    if not cell.part:
+        return _table_2_series()
+    model = cell.part if cell.part.startswith("opt") else "opt-13b"
+    return _series(cell.table, model, drafts="drafter" not in cell.line)
 
 
-@PAPER.item("Figure 2")
-def _figure_2() -> Iterator[Row]:
-    table, starts, aligned = _DATA["Table 1"], [0, 0], 0
-    for step in (1, 2):
-        accepted = [table[f"sample {n}"][table["columns"].index(f"accept {step}")] for n in (0, 1)]
-        for number, own in enumerate(accepted):
-            row, printed = f"step {step}, sample {number}", _DATA["Figure 2"]["padding"][step - 1][number]
-            starts[number] += own
-            padding = max(accepted) - own
-            yield PAPER.row(f"{row}, padding of the aligned cache", printed, padding, "accepted tokens")
-            name = f"{row}, start of its own cache"
-            if step == 1:
-                advance = _DATA["Figure 2"]["advances"][number]
-                yield PAPER.row(name, advance, starts[number], "accepted tokens")
-            else:
-                yield PAPER.row(name, None, starts[number], "accepted tokens, not printed")
-        aligned += max(accepted)
-        name = f"step {step}, start of the aligned cache"
-        yield PAPER.row(name, None, aligned, "accepted tokens, not printed")
+def _speed_up(cell: Cell, *, ours: bool) -> Mapping[str, Any]:
+    series, name, batch = _series_of(cell), cell.part or "opt-6.7b", int(cell.column)
+    at = series.batches.index(batch)
+    return {
+        "published": (series.ours if ours else series.vanilla)[at],
+        "ours": predicted(series, at)[0 if ours else 1],
+        "why": name if name in _DATA["why"] else "other series",
+        "fitted": batch == FIT or (ours and at == 0),
+    }
 
 
-def _speed_ups(name: str, series: Series) -> Iterator[Row]:
-    why = name if name in PAPER.numbers["why"] else "other series"
-    for at, batch in enumerate(series.batches):
-        own, vanilla = predicted(series, at)
-        row, is_fit = f"{name}, batch {batch}, speed-up of", batch in (series.batches[0], FIT)
-        yield PAPER.row(f"{row} our method", series.ours[at], own, "fitted series", why, fitted=is_fit)
-        if batch > 1:
-            published, is_fit = series.vanilla[at], batch == FIT
-            row = f"{row} the vanilla method"
-            yield PAPER.row(row, published, vanilla, "fitted padding", why, fitted=is_fit)
+def _greedy(cell: Cell) -> Mapping[str, Any]:
+    model, batch = cell.part, int(cell.column)
+    speed = batch * 1e3 / step_ms(model, batch) / (1 + ending(model) * waiting(batch))
+    return {"ours": speed, "fitted": batch in (1, FIT)}
 
 
-def _greedy(name: str, table: Mapping[str, Any]) -> Iterator[Row]:
-    for batch, number in zip(table["columns"], table["Greedy Decoding"], strict=True):
-        ours = batch * 1e3 / step_ms(name, batch) / (1 + ending(name) * waiting(batch))
-        row = f"{name}, batch {batch}, Greedy Decoding"
-        yield PAPER.row(row, number, ours, "profile's step", fitted=batch in (1, FIT))
-    if name == "opt-13b":
-        yield from _endings()
-
-
-def _endings() -> Iterator[Row]:
-    """The share of a step at batch 2 that the model's own data set adds, on two data sets."""
-    tables = {"CNN/Daily Mail": _DATA["Table 4"]["opt-13b"], "MT-Bench": _DATA["Table 5"]["MT-Bench"]}
-    for data, table in tables.items():
-        speed = table["Greedy Decoding"][table["columns"].index(2)]
-        yield PAPER.row(f"opt-13b, batch 2, step on {data}, ms", None, 2e3 / speed, "ends of sequences")
+def _step_at_2(cell: Cell) -> float:
+    """Return a step at batch 2 on the data of a cell, or of Table 5: other data add to it."""
+    table = _DATA["Table 5"]["MT-Bench"] if "data" in cell.line else cell.table
+    return 2e3 / table["Greedy Decoding"][table["columns"].index(2)]
 
 
 @cache
@@ -227,81 +194,74 @@ def ending(model: str) -> float:
     return (1e3 * FIT / speed / step_ms(model, FIT) - 1) / waiting(FIT)
 
 
-@PAPER.item("Table 2")
-def _table_2() -> Iterator[Row]:
-    yield from _speed_ups("opt-6.7b", _table_2_series())
-    for batch, printed in _DATA["Table 2"].items():
-        if batch != "columns":
-            names = _DATA["Table 2"]["columns"]
-            for name, number in zip(names, printed, strict=True):
-                yield PAPER.row(f"batch {batch}, {name}, tokens/s", number, None, "tokens/s")
-            ratios = _DATA["Table 2 speed-up"][batch]
-            for name, number, speed in zip(names[1:], ratios, printed[1:], strict=True):
-                ours = round(speed / printed[0], 2)
-                yield PAPER.row(f"batch {batch}, {name}, printed speed-up", number, ours, "over greedy")
+def _fitted_ratio(series: Series, batch: int) -> float:
+    return padding_ratio(accuracy_for(series, fit(series).tokens), batch, series.most)
 
 
-@PAPER.item("Table 3", "Table 4", "Table 5")
-def _tables(item: str) -> Iterator[Row]:
-    for name, table in _DATA[item].items():
-        model = name if name.startswith("opt") else "opt-13b"
-        yield from _speed_ups(name, _series(table, model, drafts=item != "Table 3"))
-        if item == "Table 4":
-            yield from _greedy(name, table)
-        others = ("Our Method", "Vanilla Method", *(("Greedy Decoding",) if item != "Table 4" else ()))
-        yield from PAPER.rows_of(per_cell(table, *others, label=f"{name}, {{}}, {{}}"), "tokens/s")
-
-
-@PAPER.item("Table 6")
-def _table_6() -> Iterator[Row]:
+def _table_6_series(name: str) -> Series:
     tables = {"CNN/Daily Mail": _DATA["Table 4"]["opt-13b"]} | _DATA["Table 5"]
-    for name, (_, _, percent, speed_up) in ((k, v) for k, v in _DATA["Table 6"].items() if k != "columns"):
-        series = _series(tables[name], "opt-13b", drafts=True)
-        ratio = padding_ratio(accuracy_for(series, fit(series).tokens), FIT, series.most)
-        yield PAPER.row(f"{name}, padding ratio, %", percent, 100 * ratio, "fitted tokens")
-        ours = round(series.ours[series.batches.index(FIT)], 2)
-        yield PAPER.row(f"{name}, speed-up", speed_up, ours, "batch 8")
+    return _series(tables[name], "opt-13b", drafts=True)
 
 
-@PAPER.item("Figure 4")
-def _figure_4() -> Iterator[Row]:
-    cases = {
-        "opt-13b, LLMA, batch 12": (_series(_DATA["Table 3"]["opt-13b"], "opt-13b", drafts=False), 12),
-        "opt-6.7b, LLMA, batch 8": (_table_2_series(), 8),
-        "opt-6.7b, opt-125m, batch 8": (_series(_DATA["Table 4"]["opt-6.7b"], "opt-6.7b", drafts=True), 8),
-    }
-    for name, (series, batch) in cases.items():
-        ours = padding_ratio(accuracy_for(series, fit(series).tokens), batch, series.most)
-        yield PAPER.row(f"padding ratio, {name}", _DATA["Figure 4"][name], ours, "appendix B")
+def _figure_4(cell: Cell) -> float:
+    model, way, batch = cell.row.split(", ")
+    table = _DATA["Table 3" if way == "LLMA" else "Table 4"].get(model)
+    series = _series(table, model, drafts=way != "LLMA") if table else _table_2_series()
+    return _fitted_ratio(series, int(batch.removeprefix("batch ")))
 
 
-@PAPER.item("Figure 5")
-def _figure_5() -> Iterator[Row]:
-    figure = _DATA["Figure 5"]
-    for n, number in zip(figure["columns"], figure["batch 16, ms"], strict=True):
-        yield PAPER.row(f"batch 16, {n} tokens a sample, ms", number, step_ms("opt-6.7b", 16, n), "profile")
+def _accepted(step: int) -> list[int]:
+    """Return the tokens that each sample of Table 1 accepts in a step."""
+    at = _DATA["Table 1"]["columns"].index(f"accept {step}")
+    return [_DATA["Table 1"][f"sample {number}"][at] for number in (0, 1)]
 
 
-@PAPER.item("Figure 6")
-def _figure_6() -> Iterator[Row]:
-    for item, drafts in (("Table 3", False), ("Table 4", True)):
-        for model, table in _DATA[item].items():
-            own, way = fit(_series(table, model, drafts=drafts)), "opt-125m" if drafts else "LLMA"
-            yield PAPER.row(f"{model}, {way}, mean tokens of a step", None, own.tokens, "fit")
-            yield PAPER.row(f"{model}, {way}, spread of steps", None, own.spread, "fit")
+def _aligned(cell: Cell, *, padding: bool = False) -> Mapping[str, Any]:
+    """Return a sample's padding of a step, or where its own cache starts after it (Figure 2)."""
+    step, sample = int(cell.row), int(cell.column)
+    if padding:
+        accepted = _accepted(step)
+        printed = _DATA["Figure 2"]["padding"][step - 1][sample]
+        return {"published": printed, "ours": max(accepted) - accepted[sample]}
+    ours = sum(_accepted(number)[sample] for number in range(1, step + 1))
+    return {"published": _DATA["Figure 2"]["advances"][sample], "ours": ours}
 
 
-@PAPER.item("Figure 7")
-def _figure_7() -> Iterator[Row]:
-    figure = _DATA["Figure 7"]
-    most, low, batch = figure["most"], figure["ratio_accuracy"], figure["ratio_batch"]
-    ratio = min(padding_ratio(p / 100, batch, most) for p in range(10, round(100 * low)))
-    exceeds = int(ratio > figure["ratio"])
-    yield PAPER.row("ratio exceeds 0.5 below 0.8, above batch 8", 1, exceeds, "least ratio")
-    share = padding_share(figure["share_accuracy"], 24, most)
-    yield PAPER.row("share of padding at 0.9", figure["share"], share, "batch 24")
-    for size, accuracy in product((2, 4, 8, 16, 24), (0.5, 0.6, 0.7, 0.8, 0.9)):
-        largest = largest_accepted(accuracy, size, most)
-        added, ratio = largest - mean_accepted(accuracy, most), padding_ratio(accuracy, size, most)
-        for name, ours in (("largest", largest), ("padding", added), ("ratio", ratio)):
-            yield PAPER.row(f"accuracy {accuracy}, batch {size}, {name}", None, ours, "expectations")
+def _exceeds(figure: Mapping[str, Any]) -> int:
+    low, batch = round(100 * figure["ratio_accuracy"]), figure["ratio_batch"]
+    return int(min(padding_ratio(p / 100, batch, figure["most"]) for p in range(10, low)) > figure["ratio"])
+
+
+def _largest_less_own(cell: Cell) -> float:
+    at = cell.table["columns"].index(cell.column) - 1
+    return max(_DATA["Table 1"][f"sample {number}"][at] for number in (0, 1)) - cell.table[cell.row][at]
+
+
+_MOST = _DATA["Figure 7"]["most"]
+PAPER = Paper(
+    "ems",
+    {
+        "largest less own": _largest_less_own,
+        "our speed-up": lambda c: _speed_up(c, ours=True),
+        "vanilla speed-up": lambda c: _speed_up(c, ours=False),
+        "over greedy": lambda c: round(c.column_of("tokens/s") / c.table["tokens/s"][0], 2),
+        "profile's step": _greedy,
+        "step": _step_at_2,
+        "padding ratio, %": lambda c: 100 * _fitted_ratio(_table_6_series(c.row), FIT),
+        "speed-up at batch 8": lambda c: round(
+            (series := _table_6_series(c.row)).ours[series.batches.index(FIT)], 2
+        ),
+        "padding": lambda c: _aligned(c, padding=True),
+        "start": _aligned,
+        "aligned start": lambda c: sum(max(_accepted(step)) for step in range(1, int(c.row) + 1)),
+        "padding ratio": _figure_4,
+        "step of samples": lambda c: step_ms("opt-6.7b", 16, int(c.column)),
+        "fitted tokens": lambda c: fit(_series_of(c)).tokens,
+        "fitted spread": lambda c: fit(_series_of(c)).spread,
+        "least ratio": lambda _: _exceeds(_DATA["Figure 7"]),
+        "share of padding": lambda c: padding_share(c.table["share_accuracy"], 24, _MOST),
+        "largest": lambda c: largest_accepted(float(c.column), int(c.row), _MOST),
+        "expected padding": lambda c: padding(float(c.column), int(c.row), _MOST),
+        "expected ratio": lambda c: padding_ratio(float(c.column), int(c.row), _MOST),
+    },
+)

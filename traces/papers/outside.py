@@ -17,7 +17,6 @@ ArcticInference's speeds are not predicted: how often its texts repeat is not pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -26,14 +25,11 @@ from specscope.engine.simulate.profile import Profile
 from specscope.engine.simulate.roofline import Model
 from specscope.traces.closed_forms import pearl_tokens
 from specscope.traces.papers.parallelspec import round_cost
-from specscope.traces.papers.rows import Paper, Row, cells
+from specscope.traces.papers.rows import Paper, numbers
 
-PAPER = Paper("outside")
-_DATA = PAPER.numbers
-_KNOWN = ("EAGLE", "Hydra", "Medusa", "PLD", "SpS", "Lookahead")
 _CONTEXT = 500
 """Cached rows of a forward; a prompt of Spec-Bench with half of its answer."""
-_PROFILES = {"Spec-Bench, A100": "A100-40G", "Spec-Bench, RTX 3090": "RTX-3090"}
+_DATA = numbers("outside")
 _TABLE = _DATA["nano-PEARL, H200"]
 _PLAIN = 2
 _WIDEST = 32
@@ -67,42 +63,6 @@ def profile_cost(method: str, profile: str) -> float:
     heads = sum(latency.head(work, 1, _CONTEXT) for work in shape.heads)
     verification = latency("target", shape.rows, _CONTEXT) + latency.sample_us
     return (drafting + heads + verification) / latency("target", 1, _CONTEXT)
-
-
-@PAPER.item(*_PROFILES)
-def _spec_bench(item: str) -> Iterator[Row]:
-    profile = _PROFILES[item]
-    for method, (speed, accepted) in ((k, v) for k, v in _DATA[item].items() if k != "columns"):
-        row = f"{method}, speed-up"
-        if method in _KNOWN:
-            yield PAPER.row(row, speed, accepted / round_cost(method), "cost of a round", item)
-            virtual = accepted / profile_cost(method, profile)
-            yield PAPER.row(f"{row} on the profile {profile}", speed, virtual, "round of the profile")
-        else:
-            yield PAPER.row(row, speed, None, "no cost")
-        yield PAPER.row(f"{method}, accepted", accepted, None, "input")
-
-
-@PAPER.item("MineDraft, 4 + 1 GPUs")
-def minedraft() -> Iterator[Row]:
-    for name, _, gain in cells(_DATA["MineDraft, 4 + 1 GPUs"]):
-        yield PAPER.row(name, gain, None, "no times", ratio=gain - 1)
-
-
-@PAPER.item("nano-PEARL, H200")
-def _nano_pearl() -> Iterator[Row]:
-    for name, (speed_up, *inputs) in ((k, v) for k, v in _TABLE.items() if k != "columns"):
-        yield PAPER.row(f"{name}, speed-up", speed_up, predicted(name), "closed form of PEARL")
-        for column, number in zip(_TABLE["columns"][1:], inputs, strict=True):
-            yield PAPER.row(f"{name}, {column}", number, None, "input")
-
-
-@PAPER.item("ArcticInference")
-def _arctic_inference() -> Iterator[Row]:
-    for table in (_DATA["ArcticInference"], _DATA["ArcticInference, EAGLE"]):
-        for data, speeds in ((k, v) for k, v in table.items() if k != "columns"):
-            for method, speed in zip(table["columns"], speeds, strict=True):
-                yield PAPER.row(f"{data}, {method}, tokens/s", speed, None, "no texts")
 
 
 def predicted(name: str) -> float:
@@ -156,3 +116,14 @@ def _model(family: str, name: str, gpus: int, speed: float) -> Model:
         source="nano-PEARL",
         split="tensor",
     )
+
+
+PAPER = Paper(
+    "outside",
+    {
+        "cost of a round": lambda c: c.others["accepted"] / round_cost(c.row),
+        "round of the profile": lambda c: c.others["accepted"] / profile_cost(c.row, c.line["profile"]),
+        "PEARL": lambda c: predicted(c.row),
+        "ratio": lambda c: {"ratio": (c.number or 0.0) - 1},
+    },
+)

@@ -9,23 +9,17 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from itertools import groupby
+from typing import get_args
 
 import numpy as np
 
 from specscope.engine.plot import ticks
 from specscope.traces.export.assets import file_page, page_asset
-from specscope.traces.papers.rows import WITHIN, Heat, Paper, Row, anchor
+from specscope.traces.papers.rows import WITHIN, Heat, Kind, Paper, Row, anchor
 from specscope.traces.papers.summary import Summary
 from specscope.traces.papers.trust_table import trust_table
 
-_FILTERS = {
-    "exact": "exact",
-    "copied": "copied",
-    "arithmetic": "arithmetic",
-    "closed form": "closed form",
-    "simulated": "simulated",
-    "measured": "measured",
-    "published only": "published only",
+_FILTERS = {kind: kind for kind in get_args(Kind)} | {
     "fitted": "fitted",
     "easy": "can hardly miss",
     "missed": f"off by more than {WITHIN:.0%}",

@@ -7,7 +7,7 @@ further step makes every round longer: that is the cliff.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from functools import cache
 from statistics import fmean
 from typing import Any
@@ -15,104 +15,77 @@ from typing import Any
 from specscope.engine.drafting.pace import MISSES
 from specscope.traces.closed_forms import speculative_tokens, ssd_hit_rate
 from specscope.traces.papers import pearl_speeds
-from specscope.traces.papers.rows import Paper, Row, bisect, cells
+from specscope.traces.papers.rows import Cell, Paper, bisect, numbers
 
-PAPER = Paper("parallel")
-_DATA = PAPER.numbers
-_SPEEDS, _AGAIN, _VIRTUAL = (_DATA[f"SSD, {name}"] for name in ("speeds", "reproduction", "virtual cluster"))
-_TIMES = _AGAIN["times"]
-_FORKS = _SPEEDS["forks"]
-_FITTED = 4
+_DATA = numbers("parallel")
+_TIMES, _SETTINGS = _DATA["times"], _DATA["settings"]
+_FITTED = "4"
 """The reproduction's gamma whose speed gives the acceptance rate."""
 
 
 def ssd_speed(rate: float, gamma: int, verification: float) -> float:
     """Return tokens per second; the verification's time is in milliseconds."""
     busy = _TIMES["glue"] + gamma * _TIMES["step"]
-    missed = (1 - ssd_hit_rate(rate, gamma, _FORKS, MISSES)) * gamma * _TIMES["step"]
+    missed = (1 - ssd_hit_rate(rate, gamma, _SETTINGS["forks"], MISSES)) * gamma * _TIMES["step"]
     return 1e3 * speculative_tokens(rate, gamma) / (max(verification, busy) + _TIMES["service"] + missed)
 
 
 def rate_of_sd(speed: float) -> float:
     """Return the acceptance rate at which speculative decoding has a speed on the authors' GPUs."""
-    gamma = _SPEEDS["gammas"]["SD"]
+    gamma = _SETTINGS["SD"]
     ms = _authors_verification() + gamma * _TIMES["step"] + _TIMES["service"]
     return bisect(lambda rate: 1e3 * speculative_tokens(rate, gamma) / ms, speed, 0, 1)
 
 
 @cache
 def rate_of_reproduction() -> float:
-    speed = _AGAIN["tokens/s"][_AGAIN["columns"].index(str(_FITTED))]
-    return bisect(lambda rate: ssd_speed(rate, _FITTED, _TIMES["verification"]), speed, 0, 1)
+    return bisect(
+        lambda rate: ssd_speed(rate, int(_FITTED), _TIMES["verification"]), _reproduced()[_FITTED], 0, 1
+    )
+
+
+def _reproduced() -> dict[str, float]:
+    table = _DATA["SSD, reproduction"]
+    return dict(zip(table["columns"], table["tokens/s"], strict=True))
 
 
 def _authors_verification() -> float:
-    return 1e3 / _SPEEDS["plain"] * _TIMES["verification"] / _TIMES["plain"]
+    return 1e3 / _DATA["SSD, speeds"]["plain"] * _TIMES["verification"] / _TIMES["plain"]
 
 
-@PAPER.item("SSD, speeds")
-def _speeds() -> Iterator[Row]:
-    yield PAPER.row("plain decoding, tokens/s", _SPEEDS["plain"], None, "input")
-    for name, data, speed in cells(_SPEEDS, "SD"):
-        yield PAPER.row(f"{name}, {data}, tokens/s", speed, None, "input")
-    for (name, data, speed), given in zip(cells(_SPEEDS, "SSD"), _SPEEDS["SD"], strict=True):
-        rate = rate_of_sd(given)
-        ours = ssd_speed(rate, _SPEEDS["gammas"][name], _authors_verification())
-        words: dict[str, Any] = {"rate": rate, "other": rate_of_reproduction()}
-        words["tokens"] = speculative_tokens(rate, _SPEEDS["gammas"]["SD"])
-        yield PAPER.row(f"{name}, {data}, tokens/s", speed, ours, "rate of SD", **words)
+def _ssd(cell: Cell) -> Mapping[str, Any]:
+    rate = rate_of_sd(cell.column_of("SD"))
+    return {
+        "ours": ssd_speed(rate, _SETTINGS["SSD"], _authors_verification()),
+        "rate": rate,
+        "other": rate_of_reproduction(),
+        "tokens": speculative_tokens(rate, _SETTINGS["SD"]),
+    }
 
 
-@PAPER.item("SSD, reproduction")
-def _reproduction() -> Iterator[Row]:
-    for name, ms in _TIMES.items():
-        yield PAPER.row(f"{name}, ms", ms, None, "input")
-    for _, gamma, speed in cells(_AGAIN):
-        ours = ssd_speed(rate_of_reproduction(), int(gamma), _TIMES["verification"])
-        how = "fitted at 4" if int(gamma) == _FITTED else "rate of 4"
-        yield PAPER.row(f"gamma {gamma}, tokens/s", speed, ours, how)
+def _recorded(cell: Cell) -> Mapping[str, Any]:
+    """Return the speed over that of gamma 4: both runs draw the same acceptance."""
+    recorded, printed = _DATA["SSD, virtual cluster"], _reproduced()
+    speeds, fitted = (recorded["speeds"][gamma] for gamma in (cell.row, _FITTED))
+    single = [speed / base for speed, base in zip(speeds, fitted, strict=True)]
+    return {
+        "published": printed[cell.row] / printed[_FITTED] if cell.row in printed else None,
+        "ours": fmean(speeds) / fmean(fitted),
+        "seeds": len(speeds),
+        "tokens": recorded["tokens"],
+        "low": min(single),
+        "high": max(single),
+    }
 
 
-@PAPER.item("SSD, virtual cluster")
-def _virtual() -> Iterator[Row]:
-    """Yield speeds over that of gamma 4: both runs draw the same acceptance."""
-    printed = {int(gamma): speed for _, gamma, speed in cells(_AGAIN)}
-    for gamma in (gamma for gamma in _VIRTUAL["gammas"] if gamma != _FITTED):
-        published = printed[gamma] / printed[_FITTED] if gamma in printed else None
-        speeds, fitted = virtual_speeds(gamma), virtual_speeds(_FITTED)
-        single = [speed / base for speed, base in zip(speeds, fitted, strict=True)]
-        words: dict[str, Any] = {
-            "seeds": len(speeds),
-            "tokens": _VIRTUAL["tokens"],
-            "low": min(single),
-            "high": max(single),
-        }
-        ours = fmean(speeds) / fmean(fitted)
-        yield PAPER.row(f"gamma {gamma}, speed over gamma {_FITTED}", published, ours, "run", **words)
-
-
-@cache
-def virtual_speeds(gamma: int) -> tuple[float, ...]:
-    """Return the tokens per second of a run on the virtual cluster for each seed."""
-    from specscope.traces.lab.sweep import Job, Scripted
-    from specscope.traces.metrics import measure
-
-    run, rate = Scripted(_VIRTUAL["profile"], _VIRTUAL["pair"], _VIRTUAL["tokens"]), rate_of_reproduction()
-    jobs = [Job(_VIRTUAL["method"], {"gamma": gamma}, seed, rate, "") for seed in range(_VIRTUAL["seeds"])]
-    return tuple(measure(run(job)).tokens_per_second or 0.0 for job in jobs)
-
-
-@PAPER.item("SpecBranch, speed-ups")
-def _specbranch() -> Iterator[Row]:
-    known = pearl_speeds.pearl(pearl_speeds.pair_of("deepseek-1.3-33"))
-    for name, data, number in cells(_DATA["SpecBranch, speed-ups"]):
-        if name.startswith("DeepSeek") and name.endswith("PEARL") and data == "HumanEval":
-            yield PAPER.row(f"{name}, {data}", number, known, "PEARL, Table 7")
-        else:
-            yield PAPER.row(f"{name}, {data}", number, None, "no acceptance")
-
-
-@PAPER.item("SpecBranch, rollback")
-def _rollback() -> Iterator[Row]:
-    for _, method, number in cells(_DATA["SpecBranch, rollback"]):
-        yield PAPER.row(f"rollback rate of {method}, HumanEval", number, None, "rollback")
+PAPER = Paper(
+    "parallel",
+    {
+        "SSD": _ssd,
+        "SSD, rate of gamma 4": lambda c: ssd_speed(
+            rate_of_reproduction(), int(c.column), _TIMES["verification"]
+        ),
+        "recorded runs": _recorded,
+        "PEARL": lambda _: pearl_speeds.pearl(pearl_speeds.pair_of("deepseek-1.3-33")),
+    },
+)

@@ -13,31 +13,23 @@ rows (ParallelSpec), then a verification. The rates are fitted to printed length
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from specscope.engine.heads.work import Work
 from specscope.engine.simulate.profile import Profile
 from specscope.traces.closed_forms import speculative_tokens
-from specscope.traces.papers.rows import Paper, Row, bisect, cells, numbers, per_cell
+from specscope.traces.papers.rows import Cell, Paper, bisect, numbers
 
-PAPER = Paper("parallelspec")
-_DATA = PAPER.numbers
-_TABLE = _DATA["Table 1"]
+_DATA = numbers("parallelspec")
+_TABLE, _CLAIMS = _DATA["Table 1"], _DATA["claims"]
 _TAU, _AVERAGE = -1, -2
 _BASE, _COLD = "V 7B ", ", temperature 0.0"
 LEVELS = 5
 """Levels of a draft: the parallel group of section 5.1."""
 _ROUNDS, _CONTEXT = 20_000, 500
-_PAIRS = {
-    "V 7B EAGLE, temperature 0.0": "EAGLE",
-    "L2 7B EAGLE, temperature 0.0": "EAGLE",
-    "V 7B EAGLE, temperature 1.0": "EAGLE",
-    "L2 7B EAGLE, temperature 1.0": "EAGLE",
-    "V 7B Medusa, temperature 0.0": "Medusa",
-}
-"""Rows of Table 1 with a row of ParallelSpec below them, on 7B targets."""
 _HEADS = {
     "EAGLE": ((Work(1, 2), 1, LEVELS), (Work(1, 2), LEVELS, 1), 26),
     "Medusa": ((Work(0, LEVELS, LEVELS), 1, 1), (Work(1, 0), LEVELS, 1), 64),
@@ -62,87 +54,26 @@ def _scale() -> float:
     return sum(ratios) / len(ratios)
 
 
-def _speeds(item: str) -> Iterator[Row]:
-    table = _DATA[item]
-    for name, column, number in cells(table):
-        row = f"{name}, {column}"
-        if item != "Table 1" and table[name] in _TABLE.values():
-            yield PAPER.row(row, number, None, "repeats Table 1")
-        elif column == "tau (tokens)":
-            yield PAPER.row(row, number, None, "named models")
-        elif column != "Avg.":
-            yield PAPER.row(row, number, None, "average only")
-        else:
-            method = _method(name)
-            ours = table[name][_TAU] / round_cost(method, large="13B" in name)
-            why = "Vicuna's cost" if "LLaMA 3" in name else "Medusa on 13B"
-            is_fit = name == f"{_BASE}{method}{_COLD}"
-            yield PAPER.row(row, number, ours, "cost of a round", why, fitted=is_fit)
+def _speed_up(cell: Cell) -> float:
+    name = cell.row.partition(",")[0].replace("w/ ", "").removesuffix(" +self-distillation")
+    return cell.table[cell.row][_TAU] / round_cost(name.split("B ", 1)[1], large="13B" in name)
 
 
-def _method(name: str) -> str:
-    rest = name.partition(",")[0].replace("w/ ", "").removesuffix(" +self-distillation")
-    return rest.split("B ", 1)[1]
-
-
-@PAPER.item("Table 1")
-def _table_1() -> Iterator[Row]:
-    yield from _speeds("Table 1")
-    claims = _DATA["claims"]
+def _improvement() -> float:
     own, base = (_TABLE[f"{_BASE}{name}{_COLD}"][_AVERAGE] for name in ("Medusa +ParallelSpec", "Medusa"))
-    percent = round(100 * (own / base - 1), 1)
-    yield PAPER.row("improvement of Vicuna 7B Medusa, %", claims["improvement"], percent, "Medusa's averages")
-    yield PAPER.row("size of the parallel group", claims["group"], claims["masks"] + 1, "masks")
+    return round(100 * (own / base - 1), 1)
 
 
-@PAPER.item("Table 2")
-def _table_2() -> Iterator[Row]:
-    return _speeds("Table 2")
-
-
-@PAPER.item("Table 3")
-def _table_3() -> Iterator[Row]:
-    return PAPER.rows_of(per_cell(_DATA["Table 3"]), "training")
-
-
-@PAPER.item("Figure 1")
-def _figure_1() -> Iterator[Row]:
-    for base in ("Medusa", "EAGLE"):
-        for method in (base, f"{base} +ParallelSpec"):
-            yield PAPER.row(f"{method}, drafting and overhead", None, round_cost(method) - 1, "overhead")
-
-
-@PAPER.item("Figure 4")
-def _figure_4() -> Iterator[Row]:
-    """Speed-up over the number of masks, with acceptance that falls with the distance."""
+def _tau_by_masks(masks: int) -> float:
+    """Return tau with acceptance that falls with the distance."""
     tau = _TABLE[f"{_BASE}EAGLE +ParallelSpec{_COLD}"][_TAU]
-    rate = bisect(lambda a: speculative_tokens(a, _DATA["claims"]["group"]), tau, 0, 1)
-    for masks in range(1, 9):
-        yield PAPER.row(f"tau with {masks} masks", None, speculative_tokens(rate, masks + 1), "one rate")
+    rate = bisect(lambda a: speculative_tokens(a, _CLAIMS["group"]), tau, 0, 1)
+    return speculative_tokens(rate, masks + 1)
 
 
-@PAPER.item("Figure 5")
-def _figure_5() -> Iterator[Row]:
-    base, own = _DATA["Figure 5"]["accepted"]
-    ours = base / own * round_cost("Medusa +ParallelSpec") / round_cost("Medusa")
-    name = "time of the text, with over without ParallelSpec"
-    yield PAPER.row(name, _DATA["Figure 5"]["time"], ours, "accepted lengths")
-
-
-@PAPER.item("Stub head")
-def _stub_head() -> Iterator[Row]:
-    for name, method in _PAIRS.items():
-        speeds, printed = list[float](), list[float]()
-        for parallel in (False, True):
-            row = name.replace(method, f"{method} +ParallelSpec") if parallel else name
-            tau, speed = _TABLE[row][_TAU], _TABLE[row][_AVERAGE]
-            drawn = accepted_length([rate_for(tau)] * LEVELS)
-            speeds.append(drawn / stub_round_cost(method, parallel=parallel))
-            printed.append(speed)
-            yield PAPER.row(f"{row}, tau", tau, drawn, "drawn lengths", rounds=_ROUNDS)
-            yield PAPER.row(f"{row}, speed-up", speed, speeds[-1], "drawn speed-up", "programs")
-        gain, ours = printed[1] / printed[0], speeds[1] / speeds[0]
-        yield PAPER.row(f"{name}, gain by ParallelSpec", gain, ours, "gain", "programs")
+def _time_by_lengths(cell: Cell) -> float:
+    base, own = cell.table["accepted"]
+    return base / own * round_cost("Medusa +ParallelSpec") / round_cost("Medusa")
 
 
 def rate_for(tau: float) -> float:
@@ -161,3 +92,34 @@ def stub_round_cost(method: str, *, parallel: bool) -> float:
     drafting = forwards * latency.head(work, width, _CONTEXT)
     verification = latency("target", shapes[2], _CONTEXT) + latency.sample_us
     return (drafting + verification) / latency("target", 1, _CONTEXT)
+
+
+def _stub(cell: Cell, kind: int, *, parallel: bool) -> Mapping[str, Any]:
+    """Return tau or the speed-up of a row of Table 1, drawn and printed; a cell is a method's."""
+    method = f"{cell.part} +ParallelSpec" if parallel else cell.part
+    name = f"{cell.column} {method}, temperature {cell.row}"
+    ours = accepted_length([rate_for(_TABLE[name][_TAU])] * LEVELS)
+    if kind == _AVERAGE:
+        ours /= stub_round_cost(cell.part, parallel=parallel)
+    return {"full": name, "published": _TABLE[name][kind], "ours": ours, "rounds": _ROUNDS}
+
+
+def _gain(cell: Cell) -> Mapping[str, Any]:
+    base, own = (_stub(cell, _AVERAGE, parallel=parallel) for parallel in (False, True))
+    return {"full": base["full"]} | {key: own[key] / base[key] for key in ("published", "ours")}
+
+
+PAPER = Paper(
+    "parallelspec",
+    {
+        "speed-up": _speed_up,
+        "improvement": lambda _: _improvement(),
+        "group": lambda c: c.table["masks"] + 1,
+        "overhead": lambda c: round_cost(c.row) - 1,
+        "tau by masks": lambda c: _tau_by_masks(int(c.row)),
+        "time by lengths": _time_by_lengths,
+        "drawn tau": lambda c: _stub(c, _TAU, parallel="parallel" in c.line),
+        "drawn speed-up": lambda c: _stub(c, _AVERAGE, parallel="parallel" in c.line),
+        "gain": _gain,
+    },
+)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specscope.engine.simulate.profile import Profile, profiles
 from specscope.traces.closed_forms import pearl_tokens, speculative_tokens
@@ -27,242 +27,75 @@ from specscope.traces.papers.pearl_speeds import (
     without_post_verify,
     without_pre_verify,
 )
-from specscope.traces.papers.rows import Paper, Row, cells, numbers, per_cell
+from specscope.traces.papers.rows import Cell, Paper, cells, numbers
 
-PAPER = Paper("pearl")
-_DATA = PAPER.numbers
-_SD, _OWN = "Speculative Decoding", "PEARL (ours)"
-_KNOWN = _DATA["Table 7"]["columns"]
-"""Pairs whose mean run of accepted tokens is printed."""
-
-
-@PAPER.item("Table 1")
-def _table_1() -> Iterator[Row]:
-    table = _DATA["Table 1"]
-    for name, column, number in cells(table, _SD):
-        how = "best gamma" if column in _KNOWN else "rate fitted to the row"
-        yield PAPER.row(f"{name}, {column}", number, at_printed_gamma(pair_of(column), column), how)
-    for name, column, number in cells(table, "Assisted Generation", _OWN):
-        own, why = (pearl, "runs") if name == _OWN else (assisted, "schedule")
-        how = "rates" if column in _KNOWN else "rate fitted to Table 1"
-        yield PAPER.row(f"{name}, {column}", number, own(pair_of(column)), how, why)
-        if name == _OWN:
-            yield from _varying(f"{name}, {column}", number, column)
-    yield from PAPER.rows_of(per_cell(table, "Ouroboros", "Lookahead Decoding"), "named models")
+_DATA = numbers("pearl")
+_SD = "Speculative Decoding"
+_WAYS = {
+    "PEARL w/o pre-verify": without_pre_verify,
+    "PEARL w/o post-verify": without_post_verify,
+    "PEARL": pearl,
+}
+_FITS = {"HumanEval": ("Table 1", 2), "GSM8K": ("Table 2", 0), "MT-Bench": ("Table 3", -1)}
+"""Speculative decoding's speed-up on the data of Table 6: table and column."""
 
 
-def _varying(row: str, number: float, column: str) -> Iterator[Row]:
-    """Yield PEARL at a rate that varies along a text; with Table 7's run also its upper bound."""
-    pair, table = pair_of(column), _DATA["Table 7"]
-    if column not in _KNOWN:
-        speed_up = _DATA["Table 1"][_SD][_DATA["Table 1"]["columns"].index(column)]
-        yield _fitted_varying(row, number, pair, speed_up)
-        return
-    mean = table["Ours"][table["columns"].index(column)]
-    ours = pearl_varying(pair, runs_of_mean(mean))
-    yield PAPER.row(f"{row}, varying rate", number, ours, "recorded texts, mean run")
-    yield PAPER.row(f"{row}, most at any pattern", None, most_varying(pair, mean), "any pattern")
+def _llama(cell: Cell) -> tuple[str, float]:
+    """Return a table's Llama pair, and the mean of speculative decoding there."""
+    return "llama-3.1-8-70" if "3.1" in cell.part else "llama-2-7-70", float(cell.table[_SD][-1])
 
 
-def _fitted_varying(row: str, number: float, pair: Pair, speed_up: float) -> Row:
-    ours = pearl_varying(pair, runs_of_speed(pair, float(speed_up)))
-    return PAPER.row(f"{row}, varying rate", number, ours, "recorded texts, speed-up")
+def _mean(cell: Cell) -> Mapping[str, Any]:
+    pair = pair_of(*_llama(cell))
+    name = f"{cell.part} {_SD}".strip()
+    return {"ours": best_speculative(pair) if cell.row == _SD else pearl(pair), "mean": name}
 
 
-def _averages(item: str, pair: str, spec: str, own: str) -> Iterator[Row]:
-    """Yield PEARL's mean from the mean of speculative decoding; the other cells as published."""
-    table = _DATA[item]
-    chosen, spec_mean, own_mean = pair_of(pair, float(table[spec][-1])), table[spec][-1], table[own][-1]
-    yield PAPER.row(
-        f"{spec}, Avg.", spec_mean, best_speculative(chosen), "rate of the mean", fitted=True, row=spec
-    )
-    yield PAPER.row(f"{own}, Avg.", own_mean, pearl(chosen), "rate of the mean", "runs", row=spec)
-    yield _fitted_varying(f"{own}, Avg.", own_mean, pair_of(pair), spec_mean)
-    single = (entry for entry in per_cell(table, spec, own) if not entry[0].endswith("Avg."))
-    yield from PAPER.rows_of(single, "named models")
+def _varying(pair: Pair, speed_up: float) -> float:
+    return pearl_varying(pair, runs_of_speed(pair, speed_up))
 
 
-@PAPER.item("Table 2", "Table 3")
-def _of_llama(item: str) -> Iterator[Row]:
-    yield from _averages(item, "llama-2-7-70", _SD, _OWN)
-    others = per_cell(_DATA[item], "Ouroboros", "Lookahead Decoding", "Assisted Generation")
-    yield from PAPER.rows_of(others, "named models")
+def _run(pair: str) -> float:
+    """Return the mean run of accepted tokens, which Table 7 prints."""
+    return next(cell.number or 0.0 for cell in cells(_DATA["Table 7"], "Ours") if cell.column == pair)
 
 
-@PAPER.item("Table 4")
-def _table_4() -> Iterator[Row]:
-    ways = {
-        "PEARL w/o pre-verify": without_pre_verify,
-        "PEARL w/o post-verify": without_post_verify,
-        "PEARL": pearl,
+def _ablation(cell: Cell) -> float:
+    fit = float(_DATA["Table 2"][_SD][0]) if cell.column.startswith("llama") else None
+    return _WAYS[cell.row](pair_of(cell.column, fit))
+
+
+def _of_data(cell: Cell) -> Mapping[str, Any]:
+    table, at = _FITS[cell.column]
+    pair = pair_of("llama-2-7-70", float(_DATA[table][_SD][at]))
+    return {"ours": pearl(pair, int(cell.row)) * 1e3 / pair.target, "table": table}
+
+
+def _competition(cell: Cell) -> Mapping[str, Any]:
+    return {"published": (cell.number or 0.0) / cell.column_of("separate"), "ours": pipeline(cell.part)}
+
+
+def _ratio_of_runs(cell: Cell) -> float:
+    rate, window = pair_of(cell.column).rate, pair_of(cell.column).window
+    return speculative_tokens(rate, window) / pearl_tokens(rate, window)
+
+
+def _part_of_a_step(cell: Cell) -> float:
+    pair, times = pair_of(cell.column), latency(cell.column)
+    parts = {
+        "communication": times.communicate_us / 1e3,
+        "verify": times.sample_us / 1e3,
+        "draft": pair.window * pair.drafter,
+        "target": pair.target,
     }
-    for name, column, number in cells(_DATA["Table 4"]):
-        llama = column.startswith("llama")
-        chosen = pair_of(column, float(_DATA["Table 2"][_SD][0]) if llama else None)
-        how, why = ("rate of GSM8K", "GSM8K twice") if llama else ("rates", "slower runs")
-        yield PAPER.row(f"{name}, {column}", number, ways[name](chosen), how, why)
+    return parts[cell.row]
 
 
-def _speed(way: Callable[[Pair, int], float], pair: Pair, gamma: object) -> float:
-    return way(pair, int(str(gamma))) * 1e3 / pair.target
-
-
-@PAPER.item("Table 5")
-def _table_5() -> Iterator[Row]:
-    def ours(gamma: str, pair: str) -> float:
-        return _speed(pearl, pair_of(pair), gamma)
-
-    return PAPER.rows_of(per_cell(_DATA["Table 5"], ours=ours, label="gamma {}, {}"), "rates, other gamma")
-
-
-@PAPER.item("Table 6")
-def _table_6() -> Iterator[Row]:
-    fits = {"HumanEval": ("Table 1", 2), "GSM8K": ("Table 2", 0), "MT-Bench": ("Table 3", -1)}
-    for gamma, column, number in cells(_DATA["Table 6"]):
-        where, at = fits[column]
-        ours = _speed(pearl, pair_of("llama-2-7-70", float(_DATA[where][_SD][at])), gamma)
-        why = "GSM8K contradicts" if column == "GSM8K" else "runs"
-        yield PAPER.row(f"gamma {gamma}, {column}", number, ours, "rate of the data", why, table=where)
-
-
-@PAPER.item("Table 7")
-def _table_7() -> Iterator[Row]:
-    def ours(_: str, pair: str) -> float:
-        return speculative_tokens(pair_of(pair).rate, best_gamma(pair)) - 1
-
-    yield from PAPER.rows_of(per_cell(_DATA["Table 7"], _SD, ours=ours), "rate of PEARL's row")
-    own = per_cell(
-        _DATA["Table 7"], "Ours", ours=lambda _, pair: pair_of(pair).rate / (1 - pair_of(pair).rate)
-    )
-    yield from PAPER.rows_of(own, "the rate itself")
-
-
-@PAPER.item("Table 8", "Table 17", "Table 18")
-def _competition(item: str) -> Iterator[Row]:
-    for name, tables in numbers("pearl-rc").items():
-        if isinstance(tables, dict):
-            table, ours = tables[item], pipeline(name)
-            ratios = zip(table["columns"], table["separate"], table["pipeline"], strict=True)
-            for column, alone, shared in ratios:
-                yield PAPER.row(f"{name}, {column}, RC over no RC", shared / alone, ours, "moved KV rows")
-
-
-@PAPER.item("Table 9")
-def _table_9() -> Iterator[Row]:
-    table = _DATA["Table 9"]
-    steps = followed([draft.split() for draft in table["drafts"]], table["text"].split())
-    for number, (printed, post, step) in enumerate(zip(table["added"], table["post"], steps, strict=True)):
-        yield PAPER.row(f"step {number}, tokens added", printed, step.added, "algorithm 2")
-        yield PAPER.row(f"step {number}, post-verify is next", post, step.post, "algorithm 2")
-
-
-@PAPER.item("Table 10")
-def _table_10() -> Iterator[Row]:
-    own = [Profile.load(name).models for name in profiles() if name.startswith("pearl-")]
-    models = {name: model for each in own for name, model in each.items()}
-    speeds = per_cell(_DATA["Table 10"], ours=lambda _, model: models[model].speed)
-    yield from PAPER.rows_of(speeds, "profile")
-    windows = ((f"round(c), {pair}", n, pair_of(pair).window) for pair, n in _DATA["windows"].items())
-    yield from PAPER.rows_of(windows, "ratio of the speeds")
-
-
-@PAPER.item("Table 11")
-def _table_11() -> Iterator[Row]:
-    table = _DATA["Table 11"]
-    for kind in ("SD", "PEARL"):
-        name = f"Draft Model ({kind})"
-        both = zip(cells(table, name), cells(table, f"Target Model ({kind})"), strict=True)
-        for (_, column, drafts), (_, _, targets) in both:
-            yield PAPER.row(f"{name}, {column}", drafts, pair_of(column).window * targets, "draft runs")
-
-    def ours(_: str, pair: str) -> float:
-        rate, window = pair_of(pair).rate, pair_of(pair).window
-        return speculative_tokens(rate, window) / pearl_tokens(rate, window)
-
-    ratios = per_cell(table, "Draft Model (PEARL) ratio", "Target Model (PEARL) ratio", ours=ours)
-    yield from PAPER.rows_of(ratios, "tokens of a run")
-    yield from PAPER.rows_of(per_cell(table, "Target Model (SD)", "Target Model (PEARL)"), "counts")
-
-
-@PAPER.item("Table 12")
-def _table_12() -> Iterator[Row]:
-    return PAPER.rows_of(per_cell(_DATA["Table 12"]), "repeats Table 2")
-
-
-@PAPER.item("Table 13")
-def _table_13() -> Iterator[Row]:
-    for model, pair in (("Llama 2 7B&70B", "llama-2-7-70"), ("Llama 3.1 8B&70B", "llama-3.1-8-70")):
-        yield from _averages("Table 13", pair, f"{model} {_SD}", f"{model} Ours")
-
-
-@PAPER.item("Table 14")
-def _table_14() -> Iterator[Row]:
-    table = _DATA["Table 14"]
-    for pair, gammas in table["gamma"].items():
-        for gamma, number in zip(gammas, table["speed"][pair], strict=True):
-            ours = _speed(speculative, pair_of(pair), gamma)
-            yield PAPER.row(f"{pair}, gamma {gamma}", number, ours, "rates", "long drafts")
-
-
-@PAPER.item("Table 15")
-def _table_15() -> Iterator[Row]:
-    def ours(name: str, pair: str) -> float:
-        chosen, times = pair_of(pair), latency(pair)
-        parts = {
-            "communication": times.communicate_us / 1e3,
-            "verify": times.sample_us / 1e3,
-            "draft": chosen.window * chosen.drafter,
-            "target": chosen.target,
-        }
-        return parts[name]
-
-    steps, forwards = (("communication", "verify"), "median"), (("draft", "target"), "forwards of a step")
-    for names, how in (steps, forwards):
-        yield from PAPER.rows_of(per_cell(_DATA["Table 15"], *names, ours=ours), how)
-
-
-@PAPER.item("Table 16")
-def _table_16() -> Iterator[Row]:
-    move = latency("llama-3.1-8-70").move_us
-    entries = per_cell(
-        _DATA["Table 16"], ours=lambda _, n: move("drafter", int(n)) / 1e3, label="{}, {} tokens"
-    )
-    return PAPER.rows_of(entries, "link")
-
-
-@PAPER.item("Figure 1")
-def _figure_1() -> Iterator[Row]:
-    """Yield the target's idle shares, which show Figure 1's claim that waiting ends."""
-    for name in _KNOWN:
-        chosen = pair_of(name)
-        serial = best_gamma(name) * chosen.drafter + chosen.target + chosen.step
-        for method, time in (("SD", serial), ("PEARL", together(chosen, chosen.window))):
-            yield PAPER.row(f"{method}, target idle, {name}", None, 1 - chosen.target / time, "idle")
-
-
-@PAPER.item("Figure 2")
-def _figure_2() -> Iterator[Row]:
-    """Yield the claims of section 3.1 about drafting, and the spread of the best draft length."""
-    claim, chosen = _DATA["Figure 2"], pair_of("codellama-7-34")
-    ratio = chosen.target / chosen.drafter
-    claims = (
-        ("(a) running speed, drafter over target", claim["speed_ratio"], ratio),
-        ("(a) time of 6 drafts over one verification", claim["drafting"], claim["drafts"] / ratio),
-    )
-    yield from PAPER.rows_of(claims, "speeds of Table 10")
-    for name in _KNOWN:
-        rate = pair_of(name).rate
-        row = f"(b) standard deviation of the best draft length, {name}"
-        yield PAPER.row(row, None, rate**0.5 / (1 - rate), "geometric")
-
-
-@PAPER.item("Figure 3")
-def _figure_3() -> Iterator[Row]:
-    figure = _DATA["Figure 3"]
-    ours = [step.added for step in followed(figure["right"], [True] * figure["total"])]
-    for number, (published, added) in enumerate(zip(figure["added"], ours, strict=True), 1):
-        yield PAPER.row(f"step {number}, tokens added", published, added, "algorithm 2, gamma 3")
-    yield PAPER.row("tokens of four steps", figure["total"], sum(ours), "algorithm 2, gamma 3")
+def _idle(cell: Cell) -> float:
+    """Return the target's idle share, which shows Figure 1's claim that waiting ends."""
+    pair = pair_of(cell.row)
+    serial = best_gamma(cell.row) * pair.drafter + pair.target + pair.step
+    return 1 - pair.target / (serial if cell.column == "SD" else together(pair, pair.window))
 
 
 class Step(NamedTuple):
@@ -285,18 +118,74 @@ def followed(chunks: Sequence[Sequence[object]], text: Sequence[object]) -> list
     return steps
 
 
-@PAPER.item("Appendix G")
-def _appendix_g() -> Iterator[Row]:
-    data, times = _DATA["Appendix G"], latency("llama-3.1-8-70")
-    assert times.drafter is not None
-    size = round(times.drafter.kv_bytes * data["rows"] / 1e9, 2)
-    yield PAPER.row("KV cache of 1,024 tokens, GB", data["kv_gb"], size, "shape")
-    move = round(data["kv_gb"] / times.hardware.link_gb_s * 1e3, 2)
-    yield PAPER.row("time over NVLink, ms", data["move_ms"], move, "NVLink")
-    steps = data["gpus"] * data["c"]
-    target = [step * data["gpus"] // steps for step in range(steps)]
-    moved = ceil(data["c"] / 2) * data["gpus"]
-    drafter = [data["gpus"] - 1 if step < moved else 0 for step in range(steps)]
-    for name, ours in (("target", target), ("drafter", drafter)):
-        for step, (published, gpu) in enumerate(zip(data[name], ours, strict=True)):
-            yield PAPER.row(f"GPU of the {name} in sub-step {step}", published, gpu, "equations 2 and 3")
+def _table_9(cell: Cell) -> Step:
+    table = cell.table
+    return followed([draft.split() for draft in table["drafts"]], table["text"].split())[int(cell.column)]
+
+
+def _figure_3(cell: Cell) -> list[int]:
+    return [step.added for step in followed(cell.table["right"], [True] * cell.table["total"])]
+
+
+def _cache_gb(cell: Cell) -> float:
+    drafter = latency("llama-3.1-8-70").drafter
+    assert drafter is not None
+    return round(drafter.kv_bytes * cell.table["rows"] / 1e9, 2)
+
+
+def _over_nvlink(cell: Cell) -> float:
+    return round(cell.table["kv_gb"] / latency("llama-3.1-8-70").hardware.link_gb_s * 1e3, 2)
+
+
+def _speeds() -> dict[str, float]:
+    own = [Profile.load(name).models for name in profiles() if name.startswith("pearl-")]
+    return {name: model.speed for models in own for name, model in models.items()}
+
+
+def _at_gamma(pair: Pair, gamma: str, *, plain: bool = False) -> float:
+    return (speculative if plain else pearl)(pair, int(gamma)) * 1e3 / pair.target
+
+
+PAPER = Paper(
+    "pearl",
+    {
+        "speculative": lambda c: at_printed_gamma(pair_of(c.column), c.column),
+        "assisted": lambda c: assisted(pair_of(c.column)),
+        "PEARL": lambda c: pearl(pair_of(c.column)),
+        "varying, mean run": lambda c: pearl_varying(pair_of(c.column), runs_of_mean(_run(c.column))),
+        "most, mean run": lambda c: most_varying(pair_of(c.column), _run(c.column)),
+        "varying, speed-up": lambda c: _varying(pair_of(c.column), c.column_of(_SD)),
+        "mean": _mean,
+        "varying, mean": lambda c: _varying(pair_of(_llama(c)[0]), _llama(c)[1]),
+        "ablation": _ablation,
+        "tokens/s at gamma": lambda c: _at_gamma(pair_of(c.column), c.row),
+        "tokens/s of the data": _of_data,
+        "accepted by SD": lambda c: speculative_tokens(pair_of(c.column).rate, best_gamma(c.column)) - 1,
+        "accepted by PEARL": lambda c: pair_of(c.column).rate / (1 - pair_of(c.column).rate),
+        "pipeline": _competition,
+        "step of Table 9": lambda c: _table_9(c).added,
+        "mode of Table 9": lambda c: {
+            "published": c.column_of("post"),
+            "ours": _table_9(c).post,
+        },
+        "profile's speed": lambda c: _speeds()[c.column],
+        "window": lambda c: pair_of(c.row).window,
+        "draft runs": lambda c: pair_of(c.column).window * c.column_of(c.row.replace("Draft", "Target")),
+        "ratio of runs": _ratio_of_runs,
+        "SD's tokens/s": lambda c: _at_gamma(pair_of(c.part), c.column, plain=True),
+        "part of a step": _part_of_a_step,
+        "moved cache": lambda c: latency("llama-3.1-8-70").move_us("drafter", int(c.column)) / 1e3,
+        "idle": _idle,
+        "c of Figure 2": lambda _: pair_of("codellama-7-34").c,
+        "drafting of Figure 2": lambda c: c.table["drafts"] / pair_of("codellama-7-34").c,
+        "spread of runs": lambda c: (rate := pair_of(c.row).rate) ** 0.5 / (1 - rate),
+        "step of Figure 3": lambda c: _figure_3(c)[int(c.column) - 1],
+        "total of Figure 3": lambda c: sum(_figure_3(c)),
+        "size of a cache": _cache_gb,
+        "time over NVLink": _over_nvlink,
+        "GPU of the target": lambda c: int(c.column) // c.table["c"],
+        "GPU of the drafter": lambda c: (
+            c.table["gpus"] - 1 if int(c.column) < ceil(c.table["c"] / 2) * c.table["gpus"] else 0
+        ),
+    },
+)

@@ -38,9 +38,13 @@ class Pair(NamedTuple):
     rate: float
 
     @property
+    def c(self) -> float:
+        return self.target / self.drafter
+
+    @property
     def window(self) -> int:
         """PEARL's draft length: round(c)."""
-        return round(self.target / self.drafter)
+        return round(self.c)
 
 
 @cache
@@ -131,13 +135,13 @@ def together(pair: Pair, gamma: int) -> float:
 
 
 def best_gamma(name: str) -> int:
-    table = _DATA["Table 14"]
-    return table["gamma"][name][table["speed"][name].index(max(table["speed"][name]))]
+    speeds = dict(zip(_DATA["Table 14"][name]["tokens/s"], _DATA["Table 14"][name]["columns"], strict=True))
+    return speeds[max(speeds)]
 
 
 def at_printed_gamma(pair: Pair, name: str) -> float:
     """Return speculative decoding's speed-up at the best gamma, of Table 14 if it has the pair."""
-    if name in _DATA["Table 14"]["gamma"]:
+    if name in _DATA["Table 14"]:
         return speculative(pair, best_gamma(name))
     return best_speculative(pair)
 

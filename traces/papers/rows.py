@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -103,23 +104,57 @@ class Heat:
     values: np.ndarray
 
 
-Item = Callable[[], Iterable[Row]]
-Entry = tuple[str, float | None, float | None]
-"""(name, published number, ours) of a row."""
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A number of a table; `part` is its table's name where an item has several."""
+
+    part: str
+    row: str
+    column: str
+    number: float | None
+    table: Mapping[str, Any]
+    line: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the file says about the row that is made of it."""
+
+    @property
+    def name(self) -> str:
+        return ", ".join(filter(None, (self.part, self.row, self.column)))
+
+    @property
+    def others(self) -> dict[str, float]:
+        """The numbers of its row, by column."""
+        numbers = self.table[self.row] if self.column and self.row in self.table else []
+        return dict(zip(map(str, self.table["columns"]), numbers, strict=True)) if numbers else {}
+
+    def column_of(self, row: str) -> float:
+        """Return the number of another row in its column."""
+        return self.table[row][[*map(str, self.table["columns"])].index(self.column)]
+
+
+Formula = Callable[[Cell], float | Mapping[str, Any] | None]
+"""Our number for a cell, or a mapping with `ours`, words of texts, and what else differs."""
 
 
 class Paper:
-    """A paper's numbers (its TOML file), and the functions that compute its tables and figures.
+    """A paper's file, and the formulas by which its rows are computed.
 
-    The file's `how` has, by name, what rows share: `kind`, `text` (the assumption), `reason`,
-    `fitted` and `easy`; `why` has reasons of some rows only. `methods` says whose number a row is.
+    The file's `compare` has a list of lines for each table and figure. A line makes a row of each
+    cell whose name `of` matches (all by default): `name` is that of the row, `ours` the formula,
+    none if the number is published only, `how` and `why` its texts. Lines in one list are applied
+    to a cell together. The cells are those of the item's table or of `table`, all combinations of
+    `over`, which are not printed, or the one number `published`. Other keys are for formulas.
+    `how` has, by name, what rows share: `kind`, `text` (the assumption), `reason`, `fitted` and
+    `easy`; `why` has reasons of some rows only. `methods` says whose number a row is.
     """
 
-    def __init__(self, key: str) -> None:
-        self.key = key
+    def __init__(
+        self,
+        key: str,
+        formulas: Mapping[str, Formula],
+        maps: Mapping[str, Callable[[], Sequence[Heat]]] | None = None,
+    ) -> None:
+        self.key, self.formulas, self.maps = key, formulas, maps or {}
         self.numbers = numbers(key)
-        self.maps: dict[str, Callable[[], Sequence[Heat]]] = {}
-        self._known: dict[str, Item] = {}
 
     @property
     def title(self) -> str:
@@ -136,54 +171,49 @@ class Paper:
         return self.numbers["inconsistencies"]
 
     @property
-    def items(self) -> Mapping[str, Item]:
-        """The tables and figures, in the order of the file's `items`."""
-        return {name: self._known[name] for name in self.numbers["items"]}
-
-    def item(self, *names: str) -> Callable[[Callable[..., Iterable[Row]]], Callable[..., Iterable[Row]]]:
-        """Register a function as that of a table or figure; one of several items gets the name."""
-
-        def register(compute: Callable[..., Iterable[Row]]) -> Callable[..., Iterable[Row]]:
-            self._known |= {name: partial(compute, name) if len(names) > 1 else compute for name in names}
-            return compute
-
-        return register
-
-    def row(
-        self,
-        name: str,
-        published: float | None,
-        ours: float | None,
-        how: str,
-        why: str = "",
-        *,
-        fitted: bool = False,
-        **words: object,
-    ) -> Row:
-        """Return a row; `words` fill the braces of the text in `how`."""
-        shared = self.numbers["how"][how]
-        return Row(
-            name,
-            published,
-            ours,
-            kind=shared["kind"],
-            assumption=shared["text"].format(**words),
-            reason=self.numbers["why"][why] if why else shared.get("reason", ""),
-            fitted=fitted or shared.get("fitted", False),
-            easy=shared.get("easy", False),
-        )
-
-    def rows_of(
-        self, entries: Iterable[Entry], how: str, *, fitted: bool = False, **words: object
-    ) -> Iterator[Row]:
-        for entry in entries:
-            yield self.row(*entry, how, "", fitted=fitted, **words)
+    def items(self) -> list[str]:
+        """The tables and figures."""
+        return list(self.numbers["compare"])
 
     def rows(self) -> Iterator[Row]:
-        for item, compute in self.items.items():
-            for row in compute():
-                method = self.method_of(f"{item}: {row.row}")
-                yield replace(row, paper=self.key, item=item, method=method)
+        for item in self.items:
+            yield from self.rows_of(item)
+
+    def rows_of(self, item: str) -> Iterator[Row]:
+        groups = [group if isinstance(group, list) else [group] for group in self.numbers["compare"][item]]
+        for source, block in groupby(groups, lambda group: _source(group[0], item)):
+            lines = list(block)
+            for part, table in parts(self.numbers[source]) if source else [("", {})]:
+                for group in lines:
+                    found = cells(table, part=part) if source else _own_cells(group[0])
+                    yield from (
+                        self._row(item, replace(cell, line=line))
+                        for cell in found
+                        for line in group
+                        if re.fullmatch(line.get("of", ".*"), cell.name)
+                    )
+
+    def _row(self, item: str, cell: Cell) -> Row:
+        line = cell.line
+        found = self.formulas[line["ours"]](cell) if "ours" in line else None
+        told = found if isinstance(found, Mapping) else {"ours": found}
+        place = {"part": cell.part, "row": cell.row, "column": cell.column, "number": cell.number}
+        words: dict[str, Any] = {**cell.others, **place, **line, **told}
+        name = words.get("name", "{row}, {column}" if cell.column else "{row}").format(**words)
+        how, why = self.numbers["how"][words["how"]], words.get("why")
+        return Row(
+            name,
+            told.get("published", cell.number) if words.get("printed", True) else None,
+            told.get("ours"),
+            kind=how["kind"],
+            assumption=how["text"].format(**words),
+            reason=self.numbers["why"][why] if why else how.get("reason", ""),
+            fitted=words.get("fitted", False) or how.get("fitted", False),
+            easy=how.get("easy", False),
+            paper=self.key,
+            item=item,
+            method=self.method_of(f"{item}: {name}"),
+        )
 
     def method_of(self, name: str) -> str:
         """Return the method whose number a row is, named as `Table 1: row`."""
@@ -201,23 +231,36 @@ def numbers(key: str) -> dict[str, Any]:
     return tomllib.loads((FOLDER / f"{key}.toml").read_text(encoding="utf-8"))
 
 
-def cells(table: Mapping[str, Any], *names: str) -> Iterator[tuple[str, str, float]]:
-    """Yield (row, column, number) of a table; by default of all its rows. Empty cells are nan."""
-    for name in names or [name for name, value in table.items() if _is_row(name, value)]:
-        for column, number in zip(table["columns"], table[name], strict=True):
-            if not math.isnan(number):
-                yield name, str(column), number
+def cells(table: Mapping[str, Any], *names: str, part: str = "") -> Iterator[Cell]:
+    """Yield the numbers of a table's rows, by default of all. Empty cells are nan."""
+    for name in names or table:
+        values = table[name]
+        if isinstance(values, (int, float)):
+            yield Cell(part, name, "", values, table)
+        elif name != "columns" and isinstance(values, list) and isinstance(values[0], (int, float)):
+            for column, number in zip(table["columns"], values, strict=True):
+                if not math.isnan(number):
+                    yield Cell(part, name, str(column), number, table)
 
 
-def per_cell(
-    table: Mapping[str, Any],
-    *names: str,
-    ours: Callable[[str, str], float] | None = None,
-    label: str = "{}, {}",
-) -> Iterator[Entry]:
-    """Yield an entry for each number of a table; `ours` and `label` get its row and column."""
-    for name, column, number in cells(table, *names):
-        yield label.format(name, column), number, ours(name, column) if ours else None
+def _source(line: Mapping[str, Any], item: str) -> str:
+    """Return the name of a line's table; empty if it has cells of its own."""
+    return "" if line.keys() & {"over", "published"} else line.get("table", item)
+
+
+def parts(table: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the tables of a table, with its columns if they have none; itself if it has rows."""
+    shared = {"columns": table["columns"]} if "columns" in table else {}
+    return [(name, shared | part) for name, part in table.items() if isinstance(part, dict)] or [("", table)]
+
+
+def _own_cells(line: Mapping[str, Any]) -> Iterator[Cell]:
+    if "published" in line:
+        yield Cell("", "", "", line["published"], {})
+    else:
+        for place in product(*line["over"]):
+            *part, row, column = [*map(str, place), *[""] * (len(place) == 1)]
+            yield Cell("".join(part), row, column, None, {})
 
 
 def bisect(function: Callable[[float], float], wanted: float, low: float, high: float) -> float:
@@ -226,10 +269,6 @@ def bisect(function: Callable[[float], float], wanted: float, low: float, high: 
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) < wanted else (low, middle)
     return low
-
-
-def _is_row(name: str, value: object) -> bool:
-    return isinstance(value, list) and name != "columns"
 
 
 def _rounded(number: float) -> float:

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 _NOUNS = {
     "a log of llama.cpp": "request",
     "timings of": "request",
+    "stats of": "request",
     "answers of": "request",
     "meta_info of": "request",
     "the output of a bench": "request",
+    "the summary of a bench": "bench",
     "iterations of": "iteration",
     "a result of vllm bench": "bench",
 }
@@ -113,8 +115,9 @@ def _of_windows(trace: Trace, found: Imported | None) -> Iterator[Member]:
 
 
 def _counts_of(row: Window) -> dict[str, Any]:
-    names = ("drafts", "steps", "drafted", "accepted", "tokens")
-    return {name: getattr(row, name) for name in names} | {"seconds": counted.seconds(row)}
+    names = ("drafts", "steps", "drafted", "accepted")
+    made = {"tokens": counted.decoded(row), "seconds": counted.seconds(row)}
+    return {name: getattr(row, name) for name in names} | made
 
 
 def _of_counts(header: Header, found: Imported) -> Member:

@@ -42,14 +42,14 @@ def counts(trace: Trace) -> list[CountView]:
 
 
 def view_of(row: Window) -> CountView:
-    seconds, drafts = counted.seconds(row), row.drafts or None
+    drafts = row.drafts or None
     return {
         "label": row.label,
         "drafter": row.drafter,
         "t": row.end / 1e6,
-        "seconds": seconds,
+        "seconds": counted.seconds(row),
         "tokens": row.tokens,
-        "speed": row.tokens / seconds if seconds and row.tokens is not None else None,
+        "speed": counted.speed(row),
         "drafts": row.drafts,
         "drafted": row.drafted,
         "accepted": row.accepted,

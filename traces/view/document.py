@@ -198,11 +198,12 @@ def view_model(
     racers = racers_of(traces, measured, passes)
     measured = [_mean_speed(m, racer) for m, racer in zip(measured, racers, strict=True)]
     spreads = [spread(passes[i]) if passes else None for i in range(len(traces))]
+    drawn = [sections(trace, known, redact_prompt) for trace, known in zip(traces, timelines, strict=True)]
     runs: list[RunView] = [
         {
             **heading(trace, redact_prompt),
-            **sections(trace, timelines[i], redact_prompt),
-            **_compared(i, racers, measured, spreads[i], redact_prompt=redact_prompt),
+            **drawn[i],
+            **_compared(i, racers, measured, spreads[i], drawn[i]["audit"], redact_prompt=redact_prompt),
         }
         for i, trace in enumerate(traces)
     ]
@@ -391,6 +392,7 @@ def _compared(
     racers: Sequence[Racer],
     measured: Sequence[Metrics],
     passes: Spread | None,
+    audited: AuditView | None,
     *,
     redact_prompt: bool,
 ) -> Compared:
@@ -401,7 +403,7 @@ def _compared(
     imported = origin(trace.header)
     unknown = imported.figures if imported else frozenset[str]()
     other = None if k in (None, i) else k
-    found = verdict(i, racers, metrics)
+    found = verdict(i, racers, metrics, audited["sentence"] if audited else "")
     of = "nodes" if has_trees(trace.decisions) else "drafts and branches" if trace.forks else ""
     return {
         "baseline": k == i,

@@ -80,7 +80,7 @@ class OwnTimes:
         drafter = self.drafter and self._model("drafter", self.drafter, self.drafter_width, 0.0)
         latency = Latency(kind, target, drafter, hardware, 0, round(self.judged))
         latencies = {kind: latency}
-        return Profile(name, name, name, kind, self.devices, (), hardware, {}, {}, latencies)
+        return Profile(name, name, name, kind, self.devices, hardware, {}, {}, latencies)
 
     def _model(self, title: str, line: Line, width: int, after: float) -> Model:
         def us(rows: float, context: float, batch: float) -> float:

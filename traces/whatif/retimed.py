@@ -116,7 +116,7 @@ def retimed(trace: Trace, layout: Layout, cluster: Cluster, latency: Latency, pl
 
     `plain` is the header of a replay of plain decoding on this cluster.
     """
-    from specscope.engine.cluster.pool import labelled_devices
+    from specscope.engine.cluster.assignment import labelled_devices
 
     header = trace.header
     assigned = {model: each for model, each in cluster.placement.pool.assign(layout).items() if each}

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specscope.engine.errors import ModelError
 from specscope.engine.heads import modules
 from specscope.engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes
-from specscope.engine.heads.drafting import Head, HeadLayer, Take
+from specscope.engine.heads.drafting import Head, HeadLayer
 from specscope.engine.heads.kind import Kind, PublishedForm
+from specscope.engine.heads.packed import PackedLayer, TrainableNorm
 from specscope.engine.heads.published import QKV_BIAS, Published, layer_config, target_name
 from specscope.engine.heads.work import Work
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.shape import ModelShape
-from specscope.engine.model.slots import Rows
 from specscope.engine.model.weights import Norm
 
 STATES = 3
@@ -46,19 +46,6 @@ def _check(config: HeadConfig) -> None:
 
 def _layer(config: HeadConfig) -> ModelShape:
     return config.layer(final_norm=True)
-
-
-def _tensors(config: HeadConfig) -> TensorShapes:
-    d, shapes = config.hidden_size, modules.layer_tensors(_layer(config))
-    for part in "qkv":
-        name = f"layers.0.self_attn.{part}_proj.weight"
-        shapes[name] = (shapes[name][0], 2 * d)
-    shapes |= {f"layers.0.{norm}.weight": (d,) for norm in ("input_layernorm", "hidden_norm")}
-    shapes["fc.weight"] = (d, _state_count(config) * d)
-    shapes["lm_head.weight"] = (config.drafted, d)
-    if config.own_embedding:
-        shapes["embed_tokens.weight"] = (config.vocab_size, d)
-    return shapes | modules.vocabulary_tensors(config)
 
 
 def _state_count(config: HeadConfig) -> int:
@@ -137,29 +124,43 @@ def _work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001
     return Work(1, qkv + (0 if number else _state_count(config)), modules.vocabulary_share(config))
 
 
-def _load(config: HeadConfig, take: Take, target: Decoder) -> Head:
-    shape, fc = _layer(config), modules.linear(take, "fc", bias=False)
-    embedding_norm, vector_norm = (
-        Norm(take(f"layers.0.{name}.weight"), shape.eps) for name in ("input_layernorm", "hidden_norm")
-    )
+class Eagle3(nn.Module):
+    """The layer with its own LM head; it is used as published, and not trained here."""
 
-    def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, Tensor]:
-        vectors = modules.vectors_of(rows)
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        shape, d = _layer(config), config.hidden_size
+        self.config = config
+        self.fc = nn.Linear(_state_count(config) * d, d, bias=False)
+        layer = PackedLayer(shape, 2 * d)
+        layer.input_layernorm, layer.hidden_norm = TrainableNorm(d, shape.eps), TrainableNorm(d, shape.eps)
+        self.layers = nn.ModuleList([layer])
+        self.norm = TrainableNorm(d, shape.eps)
+        self.lm_head = nn.ParameterDict({"weight": torch.empty(config.drafted, d)})
+        if config.own_embedding:
+            self.embed_tokens = nn.ParameterDict({"weight": torch.empty(config.vocab_size, d)})
+        self._norms: list[Any] = [layer.input_layernorm, layer.hidden_norm]
+
+    def inputs(self, _: Tensor, embedded: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        embedding_norm, vector_norm = self._norms
         normed = vector_norm(vectors)
-        residual = normed if config.norm_before_residual else vectors.clone()
-        return residual, torch.cat([embedding_norm(e), normed], 1)
+        residual = normed if self.config.norm_before_residual else vectors.clone()
+        return residual, torch.cat([embedding_norm(embedded), normed], 1)
 
-    (lm_head,), columns = modules.own_lm_heads(config, take, ["lm_head.weight"])
-    embedding = take("embed_tokens.weight") if config.own_embedding else target.embedding
-    decoder = modules.decoder_layer(shape, take, inputs, (embedding, lm_head))
-    layer = HeadLayer(decoder, exact=_work(config, 1, 0), guessed=_work(config, 2, 1), fuse=fc)
-    return Head(columns, modules.draft_with_states, layer, keeps=(1,))
+    def serve(self, target: Decoder, d2t: Tensor | None) -> Head:
+        config, shape = self.config, _layer(self.config)
+        self._norms = [Norm(norm.weight.detach(), shape.eps) for norm in self._norms]
+        (lm_head,), columns = modules.own_lm_heads([self.lm_head["weight"]], d2t)
+        embedding = self.embed_tokens["weight"].detach() if config.own_embedding else target.embedding
+        decoder = modules.decoder_layer(self, shape, (embedding, lm_head))
+        layer = HeadLayer(decoder, exact=_work(config, 1, 0), guessed=_work(config, 2, 1), fuse=self.fc)
+        del self.lm_head
+        return Head(columns, modules.draft_with_states, layer, keeps=(1,))
 
 
 KIND = Kind(
+    module=Eagle3,
     check=_check,
-    tensors=_tensors,
-    load=_load,
     work=_work,
     layered=True,
     serves="eagle",

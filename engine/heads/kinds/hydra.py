@@ -8,7 +8,7 @@ x + SiLU(W x + b).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,12 @@ from torch.nn import functional
 
 from specscope.engine.errors import ModelError
 from specscope.engine.heads.config import HeadConfig, TensorShapes
-from specscope.engine.heads.drafting import Growing, Head, HeadForwards, Take
+from specscope.engine.heads.drafting import Growing, Head, HeadForwards
 from specscope.engine.heads.kind import Kind, PublishedForm
 from specscope.engine.heads.kinds.medusa import check
-from specscope.engine.heads.modules import (
-    lent_lm_head,
-    linear,
-    residual,
-    vocabulary_share,
-    vocabulary_tensors,
-)
+from specscope.engine.heads.modules import lent_lm_head, residual, vocabulary_share
+from specscope.engine.heads.packed import Frozen, Learned, Texts
 from specscope.engine.heads.published import Published, target_name, vocab_size
-from specscope.engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
 from specscope.engine.heads.work import Work
 from specscope.engine.model.decoder import Decoder
 
@@ -44,20 +38,6 @@ def _check(config: HeadConfig) -> None:
         raise ModelError(
             f"draft_vocab is {config.draft_vocab}; it must be 0 for a Hydra head with an LM head of its own"
         )
-
-
-def _tensors(config: HeadConfig) -> TensorShapes:
-    d, shapes = config.hidden_size, TensorShapes()
-    for i in range(config.heads):
-        for j in range(config.layers):
-            block, width = f"hydra_mlp.{i}.{2 * j + 1}", d if j else d * (i + 2)
-            for part in ("linear",) if j else ("linear", "res_connection"):
-                shapes |= {f"{block}.{part}.weight": (d, width), f"{block}.{part}.bias": (d,)}
-        if config.own_lm_head:
-            shapes[f"hydra_lm_head.{i}.1.weight"] = (config.vocab_size, d)
-            if config.biased:
-                shapes[f"hydra_lm_head.{i}.1.bias"] = (config.vocab_size,)
-    return shapes | vocabulary_tensors(config)
 
 
 def _matches(names: Collection[str]) -> bool:
@@ -95,42 +75,89 @@ def _work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001
     return Work(0, 2 * (number + 2) + config.layers - 1, vocabulary_share(config))
 
 
-def _load(config: HeadConfig, take: Take, target: Decoder) -> Head:
-    heads, further = range(config.heads), range(3, 2 * config.layers + 1, 2)
-    first = [linear(take, f"hydra_mlp.{i}.1.linear") for i in heads]
-    connections = [linear(take, f"hydra_mlp.{i}.1.res_connection") for i in heads]
-    blocks = [[linear(take, f"hydra_mlp.{i}.{j}.linear") for j in further] for i in heads]
-    lm_head, columns = lent_lm_head(config, take, target)
-    lm_heads, embedding = [lm_head for _ in heads], target.embedding
-    if config.own_lm_head:
-        lm_heads = [linear(take, f"hydra_lm_head.{i}.1", bias=config.biased) for i in heads]
+class Hydra(nn.Module):
+    """A head for each token of a draft."""
 
-    @torch.inference_mode()
-    def after(states: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-        """Return the logits after R nodes of one level, (R, N).
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        d, heads = config.hidden_size, range(config.heads)
+        self.config = config
+        self.hydra_mlp = nn.ModuleList(_mlp(config, i) for i in heads)
+        if config.own_lm_head:
+            own = (nn.Linear(d, config.vocab_size, bias=config.biased) for _ in heads)
+            self.hydra_lm_head = nn.ModuleList(nn.ModuleDict({"1": lm_head}) for lm_head in own)
 
-        `states` are f_(n-1) of each node's prefix, (R, D), or (1, D) for all; `paths` are each
-        node's tokens from x_n on, i + 1 of them for head i.
-        """
-        i = len(paths[0]) - 1
-        ids = torch.tensor([token for path in paths for token in path], device=embedding.device)
-        tokens = embedding.index_select(0, ids).view(len(paths), -1)
-        z = torch.cat([states.expand(len(paths), -1), tokens], 1)
-        x = first_state(first[i], connections[i], z)
-        return lm_heads[i](residual(blocks[i], x)).float()
+    @property
+    def blocks(self) -> list[list[nn.Module]]:
+        """By head: the first block's connection and matrix, then each further block."""
+        names = ["1.res_connection", *(f"{2 * j + 1}.linear" for j in range(self.config.layers))]
+        return [[head.get_submodule(name) for name in names] for head in self.hydra_mlp]
 
-    def logits(forwards: HeadForwards, trees: Sequence[Growing]) -> Sequence[Tensor]:
-        paths = [_path(tree, node) for tree in trees for node in tree.frontier]
-        counts = [len(tree.frontier) for tree in trees]
-        states = forwards.target_states(trees)
-        if len(trees) > 1:
-            repeats = torch.tensor(counts, device=states.device)
-            states = states.repeat_interleave(repeats, 0, output_size=len(paths))
-        level = trees[0].depth
-        work = _work(config, level + 1, level)
-        return forwards.timed(trees, len(paths), work, lambda: after(states, paths)).split(counts)
+    def learn(self, texts: Texts) -> list[Learned]:
+        learned = list[Learned]()
+        for i, blocks in enumerate(self.blocks):
+            n = texts.anchor_tensor(i + 1)
+            embedded = (texts.embedded[n + j] for j in range(i + 1))
+            state = _state(blocks, torch.cat((texts.features[n - 1], *embedded), -1))
+            learned.append(Learned(state, n + 1 + i))
+        return learned
 
-    return Head(columns, lambda forwards: partial(logits, forwards))
+    def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
+        n, drafts = texts.anchor_tensor(0), list[Tensor]()
+        inputs = [texts.features[n - 1], texts.embedded[n]]
+        for blocks in self.blocks[:count]:
+            drafts.append(frozen.draft_best(_state(blocks, torch.cat(inputs, -1))))
+            inputs.append(frozen.embed(drafts[-1]))
+        return torch.stack(drafts, 1)
+
+    def serve(self, target: Decoder, d2t: Tensor | None) -> Head:
+        lm_head, columns = lent_lm_head(target, d2t)
+        lm_heads = [head.get_submodule("1") for head in self.hydra_lm_head] if self.config.own_lm_head else []
+        embedding, blocks = target.embedding, self.blocks
+
+        @torch.inference_mode()
+        def after(states: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+            """Return the logits after R nodes of one level, (R, N).
+
+            `states` are f_(n-1) of each node's prefix, (R, D), or (1, D) for all; `paths` are each
+            node's tokens from x_n on, i + 1 of them for head i.
+            """
+            i = len(paths[0]) - 1
+            ids = torch.tensor([token for path in paths for token in path], device=embedding.device)
+            tokens = embedding.index_select(0, ids).view(len(paths), -1)
+            state = _state(blocks[i], torch.cat([states.expand(len(paths), -1), tokens], 1))
+            return (lm_heads[i] if lm_heads else lm_head)(state).float()
+
+        def logits(forwards: HeadForwards, trees: Sequence[Growing]) -> Sequence[Tensor]:
+            paths = [_path(tree, node) for tree in trees for node in tree.frontier]
+            counts = [len(tree.frontier) for tree in trees]
+            states = forwards.target_states(trees)
+            if len(trees) > 1:
+                repeats = torch.tensor(counts, device=states.device)
+                states = states.repeat_interleave(repeats, 0, output_size=len(paths))
+            level = trees[0].depth
+            work = _work(self.config, level + 1, level)
+            return forwards.timed(trees, len(paths), work, lambda: after(states, paths)).split(counts)
+
+        return Head(columns, lambda forwards: partial(logits, forwards))
+
+
+def _mlp(config: HeadConfig, number: int) -> nn.ModuleDict:
+    d, blocks = config.hidden_size, dict[str, nn.Module]()
+    for j in range(config.layers):
+        inputs = d if j else d * (number + 2)
+        parts = {name: nn.Linear(inputs, d) for name in ("linear", "res_connection")[: 1 if j else 2]}
+        for part in parts.values():
+            nn.init.normal_(part.weight, std=0.02)
+            nn.init.zeros_(part.bias)
+        blocks[str(2 * j + 1)] = nn.ModuleDict(parts)
+    return nn.ModuleDict(blocks)
+
+
+def _state(blocks: Sequence[nn.Module], z: Tensor) -> Tensor:
+    """Return a head's state, (..., D), from a feature and the embeddings behind it, (..., n D)."""
+    connection, first, *further = blocks
+    return residual(further, connection(z) + functional.silu(first(z)))
 
 
 def _path(tree: Growing, node: int) -> list[int]:
@@ -141,49 +168,7 @@ def _path(tree: Growing, node: int) -> list[int]:
     return [int(tree.prefix.tokens[-1]), *path]
 
 
-def first_state(
-    first: Callable[[Tensor], Tensor], connection: Callable[[Tensor], Tensor], z: Tensor
-) -> Tensor:
-    return connection(z) + functional.silu(first(z))
-
-
-def _block(inputs: int, width: int) -> nn.ModuleDict:
-    parts = {name: nn.Linear(inputs * width, width) for name in ("linear", "res_connection")}
-    for part in parts.values():
-        nn.init.normal_(part.weight, std=0.02)
-        nn.init.zeros_(part.bias)
-    return nn.ModuleDict(parts)
-
-
-def _trainable(width: int, heads: int, scale: float) -> TrainableHead:
-    blocks = [_block(i + 2, width) for i in range(heads)]
-    module = nn.ModuleDict({"hydra_mlp": nn.ModuleList(nn.ModuleDict({"1": block}) for block in blocks)})
-
-    def state(i: int, feature: Tensor, *embedded: Tensor) -> Tensor:
-        """Return head i's state, (..., D), from a feature and i + 1 embeddings, (..., D) each."""
-        z = torch.cat((feature, torch.cat(embedded, -1) * scale), -1)
-        return first_state(blocks[i]["linear"], blocks[i]["res_connection"], z)
-
-    def learn(texts: Texts) -> list[Learned]:
-        learned = list[Learned]()
-        for i in range(heads):
-            n = texts.anchor_tensor(i + 1)
-            embedded = (texts.embedded[n + j] for j in range(i + 1))
-            learned.append(Learned(state(i, texts.features[n - 1], *embedded), n + 1 + i))
-        return learned
-
-    def draft(texts: Texts, frozen: Frozen, count: int) -> Tensor:
-        n, drafts = texts.anchor_tensor(0), list[Tensor]()
-        inputs = [texts.features[n - 1], texts.embedded[n]]
-        for i in range(count):
-            drafts.append(frozen.draft_best(state(i, *inputs)))
-            inputs.append(frozen.embedding[drafts[-1]])
-        return torch.stack(drafts, 1)
-
-    return TrainableHead(module, learn, draft, _scaled, scale)
-
-
-def _scaled(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+def _rescaled(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     scaled = dict(tensors)
     for name, tensor in tensors.items():
         if name.startswith("hydra_mlp.") and name.endswith(".weight"):
@@ -193,12 +178,11 @@ def _scaled(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
 
 
 KIND = Kind(
+    module=Hydra,
     check=_check,
-    tensors=_tensors,
-    load=_load,
     work=_work,
     layered=False,
     sized_by="heads",
     published=PublishedForm(_matches, _read),
-    trainable=lambda shape, size, scale, _: _trainable(shape.width, size, scale),
+    rescale=_rescaled,
 )

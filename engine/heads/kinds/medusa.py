@@ -7,7 +7,7 @@ Head i maps f_(n-1) to the state of x_(n+1+i) by its layers x + SiLU(W x + b), t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from specscope.engine.errors import ModelError
 from specscope.engine.heads import modules
 from specscope.engine.heads.config import MOST, HeadConfig, TensorShapes
-from specscope.engine.heads.drafting import Growing, Head, HeadForwards, LevelLogits, Take
+from specscope.engine.heads.drafting import Growing, Head, HeadForwards, LevelLogits
 from specscope.engine.heads.kind import Kind, PublishedForm
+from specscope.engine.heads.packed import Frozen, Learned, Texts
 from specscope.engine.heads.published import Published, target_name, vocab_size
-from specscope.engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
 from specscope.engine.heads.work import Work
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.fields import MOST_TOKENS
@@ -34,16 +34,6 @@ def check(config: HeadConfig) -> None:
     low = 1 if config.own_lm_head else 0
     config.check(vocab_size=(low, MOST_TOKENS), heads=(1, MOST), layers=(1, MOST))
     config.check_reads_last_state()
-
-
-def _tensors(config: HeadConfig) -> TensorShapes:
-    d, shapes = config.hidden_size, TensorShapes()
-    for i in range(config.heads):
-        for j in range(config.layers):
-            shapes |= {f"{i}.{j}.linear.weight": (d, d), f"{i}.{j}.linear.bias": (d,)}
-        if config.own_lm_head:
-            shapes[f"{i}.{config.layers}.weight"] = (config.drafted, d)
-    return shapes | modules.vocabulary_tensors(config)
 
 
 def _matches(names: Collection[str]) -> bool:
@@ -75,77 +65,86 @@ def _work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001
     return Work(0, config.layers * levels, modules.vocabulary_share(config) * lm_heads, levels)
 
 
-def _load(config: HeadConfig, take: Take, target: Decoder) -> Head:
-    heads = range(config.heads)
-    blocks = [[modules.linear(take, f"{i}.{j}.linear") for j in range(config.layers)] for i in heads]
-    own, lent = list[Linear](), None
-    if config.own_lm_head:
-        own, columns = modules.own_lm_heads(config, take, [f"{i}.{config.layers}.weight" for i in heads])
-    else:
-        lent, columns = modules.lent_lm_head(config, take, target)
+class Medusa(nn.Module):
+    """Heads that begin as the identity."""
 
-    @torch.inference_mode()
-    def logits(states: Tensor, count: int) -> Tensor:
-        """Map B states f_(n-1), (B, D), to the logits of the first `count` heads, (B, count, N)."""
-        read = [modules.residual(layers, states) for layers in blocks[:count]]
-        if lent is None:
-            computed = torch.cat([lm_head(x) for lm_head, x in zip(own, read, strict=False)])
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        for i in range(config.heads):
+            blocks: list[nn.Module] = [_block(config.hidden_size) for _ in range(config.layers)]
+            if config.own_lm_head:
+                weight = torch.empty(config.drafted, config.hidden_size)
+                blocks.append(nn.ParameterDict({"weight": weight}))
+            self.add_module(str(i), nn.ModuleList(blocks))
+
+    @property
+    def blocks(self) -> list[list[nn.Module]]:
+        layers = range(self.config.layers)
+        return [[self.get_submodule(f"{i}.{j}.linear") for j in layers] for i in range(self.config.heads)]
+
+    @property
+    def lm_heads(self) -> list[Tensor]:
+        """Each head's own LM head, (N, D); none if they use the target's."""
+        heads = range(self.config.heads if self.config.own_lm_head else 0)
+        return [self.get_parameter(f"{i}.{self.config.layers}.weight") for i in heads]
+
+    def _states(self, feature_of: Callable[[int], Tensor], count: int) -> list[Tensor]:
+        return [modules.residual(blocks, feature_of(i)) for i, blocks in enumerate(self.blocks[:count])]
+
+    def learn(self, texts: Texts) -> list[Learned]:
+        anchors = [texts.anchor_tensor(i + 1) for i in range(self.config.heads)]
+        states = self._states(lambda i: texts.features[anchors[i] - 1], self.config.heads)
+        own = self.lm_heads or [None] * len(states)
+        return [Learned(state, anchors[i] + 1 + i, own[i]) for i, state in enumerate(states)]
+
+    def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
+        features = texts.features[texts.anchor_tensor(0) - 1]
+        states = self._states(lambda _: features, count)
+        own = self.lm_heads or [None] * len(states)
+        return torch.stack([frozen.draft_best(state, own[i]) for i, state in enumerate(states)], 1)
+
+    def serve(self, target: Decoder, d2t: Tensor | None) -> Head:
+        own, lent, blocks = list[Linear](), None, self.blocks
+        if self.config.own_lm_head:
+            own, columns = modules.own_lm_heads(self.lm_heads, d2t)
         else:
-            computed = lent(torch.cat(read))
-        return computed.float().unflatten(0, (count, len(states))).transpose(0, 1)
+            lent, columns = modules.lent_lm_head(target, d2t)
 
-    def draft(forwards: HeadForwards) -> LevelLogits:
-        def compute(trees: Sequence[Growing]) -> Sequence[Tensor]:
-            count, states = max(tree.levels for tree in trees), forwards.target_states(trees)
-            work = _work(config, count, 0)._replace(outputs=count * len(trees))
-            return forwards.timed(trees, len(trees), work, lambda: logits(states, count)).unbind()
+        @torch.inference_mode()
+        def logits(states: Tensor, count: int) -> Tensor:
+            """Map B states f_(n-1), (B, D), to logits of the first heads, (B, count, N)."""
+            read = [modules.residual(layers, states) for layers in blocks[:count]]
+            if lent is None:
+                computed = torch.cat([lm_head(x) for lm_head, x in zip(own, read, strict=False)])
+            else:
+                computed = lent(torch.cat(read))
+            return computed.float().unflatten(0, (count, len(states))).transpose(0, 1)
 
-        return modules.draft_at_once(compute)
+        def draft(forwards: HeadForwards) -> LevelLogits:
+            def compute(trees: Sequence[Growing]) -> Sequence[Tensor]:
+                count, states = max(tree.levels for tree in trees), forwards.target_states(trees)
+                work = _work(self.config, count, 0)._replace(outputs=count * len(trees))
+                return forwards.timed(trees, len(trees), work, lambda: logits(states, count)).unbind()
 
-    return Head(columns, draft)
+            return modules.draft_at_once(compute)
+
+        return Head(columns, draft)
 
 
 def _block(width: int) -> nn.Module:
-    """Return a block that begins as the identity."""
     block = nn.Linear(width, width)
     nn.init.zeros_(block.weight)
     nn.init.zeros_(block.bias)
     return nn.ModuleDict({"linear": block})
 
 
-def _trainable(width: int, heads: int) -> TrainableHead:
-    module = nn.ModuleList(nn.ModuleList([_block(width)]) for _ in range(heads))
-
-    def own(i: int) -> Tensor | None:
-        parameters = dict(module.named_parameters())
-        return parameters.get(f"{i}.1.weight")
-
-    def state(i: int, features: Tensor) -> Tensor:
-        return modules.residual([module.get_submodule(f"{i}.0.linear")], features)
-
-    def learn(texts: Texts) -> list[Learned]:
-        anchors = [texts.anchor_tensor(i + 1) for i in range(heads)]
-        return [Learned(state(i, texts.features[n - 1]), n + 1 + i, own(i)) for i, n in enumerate(anchors)]
-
-    def draft(texts: Texts, frozen: Frozen, count: int) -> Tensor:
-        features = texts.features[texts.anchor_tensor(0) - 1]
-        return torch.stack([frozen.draft_best(state(i, features), own(i)) for i in range(count)], 1)
-
-    def add_lm_heads(lm_head: Tensor) -> None:
-        for i in range(heads):
-            learned = nn.ParameterDict({"weight": nn.Parameter(lm_head.clone())})
-            module.get_submodule(str(i)).add_module("1", learned)
-
-    return TrainableHead(module, learn, draft, add_lm_heads=add_lm_heads)
-
-
 KIND = Kind(
+    module=Medusa,
     check=check,
-    tensors=_tensors,
-    load=_load,
     work=_work,
     layered=False,
     sized_by="heads",
     published=PublishedForm(_matches, _read),
-    trainable=lambda shape, size, *_: _trainable(shape.width, size),
+    own_lm_heads=True,
 )

@@ -7,16 +7,15 @@ mask reads; here it is learned, like the mask's embedding.
 
 from __future__ import annotations
 
-from specscope.engine.heads.config import MOST, HeadConfig, TensorShapes
-from specscope.engine.heads.drafting import Head, Take
+from torch import Tensor
+
+from specscope.engine.heads.config import MOST, HeadConfig
+from specscope.engine.heads.drafting import Head
 from specscope.engine.heads.kind import Kind
 from specscope.engine.heads.kinds import eagle
-from specscope.engine.heads.modules import draft_with_masks, learned_masks, mask_tensors
-from specscope.engine.heads.trainable import TrainableHead, layered_head
+from specscope.engine.heads.modules import draft_in_one_forward
+from specscope.engine.heads.packed import Frozen, Texts, draft_with_masks
 from specscope.engine.model.decoder import Decoder
-from specscope.engine.model.shape import ModelShape
-
-_VECTORS = ("embedding", "feature")
 
 
 def check(config: HeadConfig) -> None:
@@ -24,26 +23,24 @@ def check(config: HeadConfig) -> None:
     config.check(masks=(0, MOST))
 
 
-def _tensors(config: HeadConfig) -> TensorShapes:
-    return eagle.tensors(config) | mask_tensors(config, *_VECTORS)
+class ParallelEagle(eagle.EagleLayer):
+    """EAGLE's layer, which drafts over masks."""
 
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config, config.masks)
 
-def _load(config: HeadConfig, take: Take, target: Decoder) -> Head:
-    masks = learned_masks(config, take, *_VECTORS)
-    return eagle.load(config, take, target, draft_with_masks, (), masks)
+    def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
+        return draft_with_masks(self, texts, frozen, count)
 
-
-def _trainable(shape: ModelShape, masks: int, scale: float, level: float) -> TrainableHead:
-    layer = eagle.EagleLayer(shape, masks, scale, level)
-    return layered_head(layer, masks, rescale=eagle.scale_fc, scale=scale)
+    def serve(self, target: Decoder, d2t: Tensor | None) -> Head:
+        return self.serve_with(target, d2t, draft_in_one_forward)
 
 
 KIND = Kind(
+    module=ParallelEagle,
     check=check,
-    tensors=_tensors,
-    load=_load,
     work=eagle.work,
     layered=True,
     sized_by="masks",
-    trainable=_trainable,
+    rescale=eagle.rescaled,
 )

@@ -9,37 +9,18 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from specscope.engine.heads import modules, trainable
-from specscope.engine.heads.config import HeadConfig, TensorShapes
-from specscope.engine.heads.drafting import Head, HeadLayer, Take
+from specscope.engine.heads import modules, packed
+from specscope.engine.heads.config import HeadConfig
+from specscope.engine.heads.drafting import Head, HeadLayer
 from specscope.engine.heads.kind import Kind
 from specscope.engine.heads.kinds.parallelspec_eagle import check
 from specscope.engine.heads.work import Work
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.shape import ModelShape
-from specscope.engine.model.slots import Rows
 
 
 def _layer(config: HeadConfig) -> ModelShape:
     return config.layer(input_norm=True, final_norm=True)
-
-
-def _tensors(config: HeadConfig) -> TensorShapes:
-    masks = modules.mask_tensors(config, "embedding")
-    return modules.layer_tensors(_layer(config)) | masks | modules.vocabulary_tensors(config)
-
-
-def _load(config: HeadConfig, take: Take, target: Decoder) -> Head:
-    (embedding,), scale = modules.learned_masks(config, take, "embedding"), config.embedding_scale
-
-    def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, None]:
-        return modules.mask_rows(rows, scale * e + modules.vectors_of(rows), embedding), None
-
-    lm_head, columns = modules.lent_lm_head(config, take, target)
-    ends = (target.embedding, lm_head)
-    decoder = modules.decoder_layer(_layer(config), take, inputs, ends, config.masks)
-    work = _work(config, 1, 0)
-    return Head(columns, modules.draft_with_masks, HeadLayer(decoder, exact=work, guessed=work))
 
 
 def _work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 - one forward
@@ -47,34 +28,39 @@ def _work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001
 
 
 class MedusaLayer(nn.Module):
-    """The layer in training."""
+    """The layer with its masks."""
 
-    def __init__(self, shape: ModelShape, masks: int, scale: float, level: float) -> None:
+    def __init__(self, config: HeadConfig) -> None:
         super().__init__()
-        self._scale = scale
-        self.layers = nn.ModuleList([trainable.TrainableLayer(shape, input_norm=True)])
-        self.norm = trainable.TrainableNorm(shape.width, shape.eps)
-        trainable.init_matrices(self)
-        self.mask = trainable.mask_vectors(masks, shape.width, level, "embedding")
+        shape = _layer(config)
+        self.config = config
+        self.layers = nn.ModuleList([packed.PackedLayer(shape)])
+        self.norm = packed.TrainableNorm(shape.width, shape.eps)
+        packed.init_matrices(self)
+        self.mask = packed.mask_vectors(config.masks, shape.width, "embedding")
 
-    def forward(self, embedded: Tensor, features: Tensor, packed: trainable.Packed) -> Tensor:
-        inputs = modules.replace_masks(
-            packed.numbers, embedded * self._scale + features, self.mask.get("embedding")
-        )
-        return self.norm(self.layers[0](inputs, packed))
+    def inputs(self, numbers: Tensor, embedded: Tensor, features: Tensor) -> tuple[Tensor, None]:
+        read = self.config.embedding_scale * embedded + features
+        return modules.replace_masks(numbers, read, self.mask.get("embedding")), None
 
+    def learn(self, texts: packed.Texts) -> list[packed.Learned]:
+        return packed.learn_with_masks(self, texts, self.config.masks)
 
-def _trainable(shape: ModelShape, masks: int, scale: float, level: float) -> trainable.TrainableHead:
-    return trainable.layered_head(MedusaLayer(shape, masks, scale, level), masks)  # the config has the scale
+    def draft(self, texts: packed.Texts, frozen: packed.Frozen, count: int) -> Tensor:
+        return packed.draft_with_masks(self, texts, frozen, count)
+
+    def serve(self, target: Decoder, d2t: Tensor | None) -> Head:
+        lm_head, columns = modules.lent_lm_head(target, d2t)
+        ends, work = (target.embedding, lm_head), _work(self.config, 1, 0)
+        decoder = modules.decoder_layer(self, _layer(self.config), ends, self.config.masks)
+        return Head(columns, modules.draft_in_one_forward, HeadLayer(decoder, exact=work, guessed=work))
 
 
 KIND = Kind(
+    module=MedusaLayer,
     check=check,
-    tensors=_tensors,
-    load=_load,
     work=_work,
     layered=True,
     sized_by="masks",
     scaled=True,
-    trainable=_trainable,
 )

@@ -8,7 +8,6 @@ process at once; a node that vanished or a worker that hangs is found by `check`
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import secrets
@@ -16,10 +15,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 from specscope.engine.environment import release
@@ -41,7 +39,7 @@ from specscope.engine.worker.jobs import (
     Reply,
     Score,
 )
-from specscope.engine.worker.worker import Ticket, settle
+from specscope.engine.worker.worker import Pump
 
 CONNECT_S = 2.0
 START_S = 120.0
@@ -150,7 +148,7 @@ def read_rows(job: Any) -> Iterator[Row]:
     yield from dict.fromkeys((token.q.buffer, token.q.row) for token in tokens if token.q is not None)
 
 
-class RayWorker:
+class RayWorker(Pump):
     """A worker that is an actor; `references` is shared by the cluster's workers.
 
     `reserved`: the placement group and bundle of its device, for people.
@@ -159,19 +157,10 @@ class RayWorker:
     def __init__(
         self, setup: Setup, node: Node, references: References, actor: Any, reserved: str = ""
     ) -> None:
-        self.name = setup.name
-        self.devices = (setup.device,)
+        super().__init__(setup.name, setup.device)
         self.node = node
         self.reserved = reserved
-        self.pid = 0
-        """Process id on its node; 0 until it has started."""
         self._references = references
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._numbers = count()
-        self._owed: dict[int, tuple[Job, Future[tuple[Any, Any]]]] = {}
-        """Jobs with their answers. Only the sending thread lets go of a job: its draft may be the
-        last that holds its rows of q."""
-        self._dropped: list[Drop] = []
         self._ended: WorkerDied | None = None
         self._ping: Future[int] | None = None
         self._late = 0
@@ -183,19 +172,16 @@ class RayWorker:
     def ended(self) -> bool:
         return self._ended is not None
 
-    def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
-        return 1
-
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
         if isinstance(job, Link):  # its path is one of this machine
             job = replace(job, path=f"{self._references.session} {job.group}")
-        number, _ = self._send(job)
+        wait = super().prepare(job)
 
-        def wait() -> Reply:
+        def take() -> Reply:
             self._wait_for_start()
-            return self._take(number)
+            return wait()
 
-        return wait
+        return take
 
     def _wait_for_start(self) -> None:
         if self.pid:
@@ -233,50 +219,20 @@ class RayWorker:
         if not self.node.own:
             self.node.clock = compare(lambda: self.answer(time.perf_counter_ns, SILENT))
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def detach(self) -> None:
-        """Leave the loop, and forget the replies that no coroutine has awaited."""
-        self._loop = None
-        for number in [number for number, (_, answer) in self._owed.items() if answer.done()]:
-            del self._owed[number]
-
-    def submit(self, job: Job) -> Ticket:
-        """Send a job to the actor; drops are sent with the next job."""
-        loop = self._loop
-        assert loop is not None, "submit needs an attached loop"
-        reply: asyncio.Future[Reply] = loop.create_future()
-        if isinstance(job, Drop):
-            self._dropped.append(job)
-            return Ticket(reply, lambda: None)
-        number, answer = self._send(job)
-
-        def settle_on_loop(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle, reply, partial(self._take, number))
-
-        answer.add_done_callback(settle_on_loop)
-        return Ticket(reply, partial(self._stop, number))
-
     def _stop(self, number: int) -> None:
         if number in self._owed and self._ended is None:
             self._actor.stop.options(concurrency_group="beside").remote(number)
 
-    def _send(self, job: Job) -> tuple[int, Future[tuple[Any, Any]]]:
-        """Send a job; returns its number, and its reply or error with a reference to large data."""
-        number, answer = next(self._numbers), Future[tuple[Any, Any]]()
-        group = {"concurrency_group": "control"} if self._is_control(job) else {}
-        self._owed[number] = job, answer
+    def _post(self, number: int, job: Job, drops: Sequence[Drop]) -> None:
+        """Send a job; its answer is a reply or error with a reference to large data."""
         if self._ended is not None:
-            _fail(answer, self._ended)
-            return number, answer
+            self._answer(number, self._ended)
+            return
+        group = {"concurrency_group": "control"} if self._is_control(job) else {}
         packed, rows, references = self._references.pack(job)
-        drops, self._dropped = tuple(self._dropped), []
         handle = self._actor.handle.options(num_returns=2, **group)
-        value, data = handle.remote(number, packed, rows, drops, *references)
-        value.future().add_done_callback(partial(self._receive, answer, data))
-        return number, answer
+        value, data = handle.remote(number, packed, rows, tuple(drops), *references)
+        value.future().add_done_callback(partial(self._receive, number, data))
 
     def _is_control(self, job: Job) -> bool:
         forwards = [each for each, _ in self._owed.values() if isinstance(each, Score)]
@@ -284,22 +240,17 @@ class RayWorker:
             isinstance(job, Judge) and any(0 <= job.scores - f.scores < len(f.prefixes) for f in forwards)
         )
 
-    def _receive(self, answer: Future[tuple[Any, Any]], data: Any, value: Future[Any]) -> None:
+    def _receive(self, number: int, data: Any, value: Future[Any]) -> None:
         """Deliver an answer; Ray calls this in a thread of its own."""
         error = value.exception()
         if error is not None:  # in another thread: finding the cause takes time, and Ray waits here
             threading.Thread(target=lambda: self._end(cause(error)), daemon=True).start()
             return
-        with contextlib.suppress(InvalidStateError):  # the worker was given up
-            answer.set_result((value.result(), data))
+        self._answer(number, (value.result(), data))
 
     def _take(self, number: int) -> Reply:
-        """Return the reply to a job, or raise its error; in the thread that sent the job."""
-        job, answer = self._owed[number]
-        try:
-            value, data = answer.result()
-        finally:
-            del self._owed[number]
+        job = self._owed[number][0]
+        value, data = super()._take(number)
         if isinstance(value, BaseException):
             raise value
         self._references.put(self.name, job, data)
@@ -310,7 +261,7 @@ class RayWorker:
 
         It counts calls and compares no clocks: a laptop that slept raises no alarm.
         """
-        owed = [job for job, answer in list(self._owed.values()) if not answer.done()]
+        owed = self._unanswered
         if not self.pid or not owed or self._ended is not None:
             self._ping, self._late = None, 0
         elif self._ping is None or self._ping.done():
@@ -348,28 +299,17 @@ class RayWorker:
     def _end(self, how: str) -> None:
         """Fail all jobs, once."""
         self._ended = self._ended or self._death(how)
-        for _, answer in list(self._owed.values()):
-            _fail(answer, self._ended)
-
-    @property
-    def _place(self) -> str:
-        label = self.devices[0].label
-        return f"{label} (process {self.pid})" if self.pid else label
+        self._fail(self._ended)
 
     def _death(self, how: str, *, look: bool = True) -> WorkerDied:
         if look and not self.node.answers():
             how = f"is gone: {self.node.name or 'its node'} does not answer"
-        return WorkerDied(f"the worker on {self._place} {how or 'ended'}; start the run again")
+        return self._died(how or "ended")
 
 
 def _introduce() -> tuple[int, str]:
     """Return a worker's process id and release."""
     return os.getpid(), release("specscope")
-
-
-def _fail(answer: Future[Any], error: WorkerDied) -> None:
-    with contextlib.suppress(InvalidStateError):  # it has its answer
-        answer.set_exception(error)
 
 
 def cause(error: BaseException) -> str:

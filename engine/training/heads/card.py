@@ -17,13 +17,13 @@ from specscope.engine.errors import UsageError
 from specscope.engine.heads.files import HeadWeights, read_head
 from specscope.engine.heads.kinds import KINDS
 from specscope.engine.heads.modules import target_ids
-from specscope.engine.heads.trainable import Frozen, Texts, TrainableHead
+from specscope.engine.heads.packed import Frozen, Texts
 from specscope.engine.model.shape import ModelShape
-from specscope.engine.training.card import table
+from specscope.engine.training.card import fill, table
 from specscope.engine.training.data import SOURCES
 from specscope.engine.training.heads.features import features_of
 from specscope.engine.training.heads.losses import DraftAcceptance, acceptance
-from specscope.engine.training.heads.train import PLOT, build_head, read_frozen
+from specscope.engine.training.heads.train import PLOT, read_frozen
 from specscope.engine.training.loop import read_facts
 from specscope.engine.training.measure import LoadedPair, prompt_sets
 from specscope.engine.training.settings import HEAD_DEFAULTS, CardSettings
@@ -65,27 +65,24 @@ def make_heads_card(pair: Pair, folder: Path, settings: CardSettings) -> str:
     shape = ModelShape.of(read_config(target), target)
     frozen = read_frozen(target, shape, torch.device("cpu"))
     answers = list(_answers(LoadedPair.load(pair), frozen, settings))
-    heads = [_measure(folder / FOLDER / kind, target, shape, frozen, answers) for kind in kinds]
+    heads = [_measure(folder / FOLDER / kind, target, frozen, answers) for kind in kinds]
     return render(answers, heads, read_facts(folder / FOLDER).get("notes", []))
 
 
-def restore(weights: HeadWeights, shape: ModelShape) -> TrainableHead:
-    """Return the trainable module of a head.
+def restore(weights: HeadWeights) -> Any:
+    """Return the module of a head, as it is trained.
 
-    A UsageError if it has parts that no trainable module has: LM heads of a kind that learns none,
+    A UsageError if it has parts that no trained head has: LM heads of a kind that learns none,
     biases, or more than one layer.
     """
     config, kind = weights.config, KINDS[weights.config.kind]
-    biased = config.biased or config.qkv_bias
-    trained = config.kind in HEAD_DEFAULTS and not biased and config.layers == 1
-    head = build_head(config.kind, shape, kind.size(config), 0, config.embedding_scale) if trained else None
-    if head is None or (config.own_lm_head and head.add_lm_heads is None):
+    strange = config.biased or config.qkv_bias or config.layers != 1
+    if config.kind not in HEAD_DEFAULTS or strange or (config.own_lm_head and not kind.own_lm_heads):
         raise UsageError(
             f"kind {config.kind} with own LM heads, biases or more layers cannot be measured here"
         )
-    if config.own_lm_head and head.add_lm_heads is not None:
-        head.add_lm_heads(torch.zeros(config.drafted, config.hidden_size))
-    head.module.load_state_dict({name: t for name, t in weights.tensors.items() if name != "d2t"})
+    head = kind.module(config)
+    head.load_state_dict({name: t for name, t in weights.tensors.items() if name != "d2t"})
     return head
 
 
@@ -114,7 +111,7 @@ def _text(loaded: LoadedPair, frozen: Frozen, prompt: Sequence[int], written: Se
     (features,) = features_of(loaded.target, [ids])
     tokens = torch.from_numpy(ids)
     anchors = np.arange(len(prompt), len(ids) - 1)
-    return Texts(tokens, frozen.embedding[tokens], features, np.array([0, len(ids)]), anchors)
+    return Texts(tokens, frozen.embed(tokens), features, np.array([0, len(ids)]), anchors)
 
 
 def chained(matches: Sequence[bool], count: int) -> DraftAcceptance:
@@ -134,11 +131,9 @@ def chained(matches: Sequence[bool], count: int) -> DraftAcceptance:
     return DraftAcceptance(tuple(reached), tuple(accepted))
 
 
-def _measure(
-    path: Path, target: Path, shape: ModelShape, frozen: Frozen, answers: Sequence[Answers]
-) -> MeasuredHead:
+def _measure(path: Path, target: Path, frozen: Frozen, answers: Sequence[Answers]) -> MeasuredHead:
     kind, weights = path.name, read_head(path, target)
-    head, count = restore(weights, shape), KINDS[kind].levels(weights.config) or DRAFTS
+    head, count = restore(weights), KINDS[kind].levels(weights.config) or DRAFTS
     if weights.config.draft_vocab:
         frozen = frozen.shortened(target_ids(weights.tensors["d2t"]).sort().values)
     accepted = {
@@ -147,7 +142,7 @@ def _measure(
     }
     return MeasuredHead(
         kind,
-        sum(parameter.numel() for parameter in head.module.parameters()),
+        sum(parameter.numel() for parameter in head.parameters()),
         sum(f.stat().st_size for f in path.iterdir()),
         read_facts(path),
         accepted,
@@ -157,27 +152,14 @@ def _measure(
 
 def render(answers: Sequence[Answers], heads: Sequence[MeasuredHead], notes: Sequence[str] = ()) -> str:
     columns = ("head", "parameters", "file", "steps", "tokens", "minutes", "lambda", "loss", "begun from")
-    parts = [
-        "# Card: drafting heads of this pair",
-        "Written by `specscope train heads` from measurements of these files.",
-        "Each head drafts from the target's final hidden states and shares its embedding and LM head, so a file holds "
-        "only what was trained. The target was not changed.",
-        *notes,
-        "## Training",
-        table(columns, map(_training, heads)),
-        _text_of(heads),
-        "## Acceptance",
-        _acceptance(answers, heads),
-        "\n".join(f"![Curves of {head.kind}]({head.kind}/{PLOT})" for head in heads if head.drawn),
-        "Acceptance rate of token k among the drafts whose earlier tokens were accepted, at T = 0: the most probable "
-        "token at each place, compared with the target's own greedy answers to prompts that were never trained on, from "
-        "every token of an answer on. Tokens per forward: the accepted tokens of one chain and the target's own; a tree "
-        "has more. The drafter is measured alike, but each of its tokens costs a model's forward, a head's at most a layer's.",
-        "## Limits",
-        "Trained for minutes on one shared CPU core, on one target's text, on texts of at most 480 tokens. The heads' "
-        "drafts are at best as good as the target, which is small; they cannot change its text.",
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return fill(
+        "heads",
+        notes,
+        trainings=table(columns, map(_training, heads)),
+        text=_text_of(heads),
+        acceptance=_acceptance(answers, heads),
+        curves="\n".join(f"![Curves of {head.kind}]({head.kind}/{PLOT})" for head in heads if head.drawn),
+    )
 
 
 def _training(head: MeasuredHead) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.errors import ModelError, RunCancelled, UsageError
-from specscope.engine.heads.trainable import Texts
+from specscope.engine.heads.packed import Frozen, Texts
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.slots import Rows
 from specscope.engine.training.data import Corpus
@@ -40,12 +40,12 @@ def features_of(decoder: Decoder, texts: list[np.ndarray]) -> list[Tensor]:
 class Batches:
     """Texts with their features, in batches that depend on the seed and the step only.
 
-    `features` are the target's at each token, (N, D); `embedding` is E, (V, D), on the device to
-    train on; `length` is the most tokens of a text that are used.
+    `features` are the target's at each token, (N, D); `frozen` is on the device to train on;
+    `length` is the most tokens of a text that are used.
     """
 
-    def __init__(self, corpus: Corpus, features: Tensor, embedding: Tensor, length: int) -> None:
-        self._corpus, self._features, self._embedding, self._length = corpus, features, embedding, length
+    def __init__(self, corpus: Corpus, features: Tensor, frozen: Frozen, length: int) -> None:
+        self._corpus, self._features, self._frozen, self._length = corpus, features, frozen, length
         lengths = np.minimum(np.diff(corpus.starts), length)
         answers = corpus.starts[:-1] if corpus.answers is None else corpus.answers
         self._prompts = answers - corpus.starts[:-1]
@@ -84,7 +84,7 @@ class Batches:
         begins, lengths = self._corpus.starts[chosen], self._lengths(chosen)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         indices = np.concatenate([np.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)])
-        device = self._embedding.device
+        device = self._frozen.embedding.device
         ids = torch.from_numpy(self._corpus.ids[indices].astype(np.int64)).to(device)
         prompts = self._prompts[chosen]
         within = [places[places >= prompt - 1] for places, prompt in zip(anchors, prompts, strict=True)]
@@ -92,7 +92,7 @@ class Batches:
         counted = [np.arange(n) >= prompt for n, prompt in zip(lengths, prompts, strict=True)]
         answers = torch.from_numpy(np.concatenate(counted)).to(device)
         anchored = np.concatenate([start + places for start, places in zip(starts[:-1], within, strict=True)])
-        return Texts(ids, self._embedding[ids], features, starts, anchored, answers)
+        return Texts(ids, self._frozen.embed(ids), features, starts, anchored, answers)
 
     def _chosen(self, first: int, count: int, seed: int) -> np.ndarray:
         """Return texts `first` to `first + count` of an endless series of shuffled epochs."""

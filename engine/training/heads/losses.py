@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specscope.engine.heads.trainable import Frozen, Texts, TrainableHead
+from specscope.engine.heads.packed import Frozen, Texts
 from specscope.engine.training.settings import HeadOptions
 from specscope.engine.training.step import Losses
 
@@ -95,7 +95,7 @@ def distilled(
         return _Distilled.apply(*inputs, share)  # pyright: ignore[reportReturnType]
 
 
-def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: HeadOptions) -> Losses:
+def head_losses(head: Any, texts: Texts, frozen: Frozen, options: HeadOptions) -> Losses:
     """Return the losses of one batch, summed over the places k of a draft with weight lambda_k.
 
     Cross-entropy to the text's tokens (offline distillation; ParallelSpec, equations 2 and 3), KL(p
@@ -151,7 +151,7 @@ class DraftAcceptance(NamedTuple):
 
 
 @torch.no_grad()
-def acceptance(head: TrainableHead, texts: Texts, frozen: Frozen, count: int) -> DraftAcceptance:
+def acceptance(head: Any, texts: Texts, frozen: Frozen, count: int) -> DraftAcceptance:
     """Draft `count` tokens after every anchor and compare them with the text.
 
     A place counts if the text from the anchor to it is the target's greedy choice.

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specscope.engine.checkpoints.checkpoint import Checkpoint, some
 from specscope.engine.checkpoints.config import read_config
@@ -32,7 +32,7 @@ from specscope.engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShape
 from specscope.engine.heads.files import check_head, read_head, tokenizer_digest, write_head
 from specscope.engine.heads.kinds import KINDS
 from specscope.engine.heads.modules import offsets
-from specscope.engine.heads.trainable import Frozen, TrainableHead
+from specscope.engine.heads.packed import Frozen
 from specscope.engine.model.shape import EMBEDDING, ModelShape
 from specscope.engine.plot import Line, Panel, draw
 from specscope.engine.training import loop
@@ -84,11 +84,11 @@ def compare(options: HeadOptions, config: HeadConfig) -> Start | None:
     return Start(copied, list(left_out), [name for name in own if name not in copied])
 
 
-def copy(head: TrainableHead, options: HeadOptions, start: Start) -> dict[str, Any]:
+def copy(head: nn.Module, scale: float, options: HeadOptions, start: Start) -> dict[str, Any]:
     """Copy the tensors into a head; return the facts of the trained head, and `start`."""
     assert options.start is not None, "the comparison found one"
-    tensors = head.from_file(read_head(options.start, options.target).tensors)
-    head.module.load_state_dict({name: tensors[name] for name in start.copied}, strict=False)
+    tensors = KINDS[options.kind].rescale(read_head(options.start, options.target).tensors, 1 / scale)
+    head.load_state_dict({name: tensors[name] for name in start.copied}, strict=False)
     before = loop.read_facts(options.start)
     return {name: before.get(name) for name in ("kind", "phase", "begun_from")} | start._asdict()
 
@@ -122,9 +122,14 @@ def train_head(options: HeadOptions, **control: Unpack[loop.Control]) -> Path:
     if options.vocabulary:
         vocabulary = most_frequent(corpus, options.vocabulary, shape.vocab)
         frozen = frozen.shortened(vocabulary.tokens.to(training.device))
-    batches = Batches(corpus, features, frozen.embedding, options.sequence)
+    level = float(features[:_SAMPLE].float().square().mean().sqrt())
+    scale, kind = level / float(frozen.embedding.square().mean().sqrt()), KINDS[options.kind]
+    frozen = frozen._replace(scale=1.0 if kind.scaled else scale)
+    batches = Batches(corpus, features, frozen, options.sequence)
     steps = batches.steps(options.epochs, options.batch) or options.steps
-    head, config, begun = _begin(options, shape, features[:_SAMPLE], frozen, training)
+    config = head_config(options, shape, scale)
+    head, begun = _begin(options, config, level, frozen)
+    head.to(training.device)
     phase = Phase(options.kind, "head", steps, options.batch, 0, options.learning_rate, 0)
 
     def losses_of(step: int, rows: slice) -> Losses:
@@ -132,14 +137,16 @@ def train_head(options: HeadOptions, **control: Unpack[loop.Control]) -> Path:
         return head_losses(head, texts, frozen, options)
 
     def measure() -> dict[str, Any]:
-        held_out, count = batches.held(_AT_ONCE, _MEASURED), KINDS[options.kind].drafts(options.size)
+        held_out, count = batches.held(_AT_ONCE, _MEASURED), kind.drafts(options.size)
         total = reduce(add, (acceptance(head, texts, frozen, count) for texts in held_out))
         return {"rates": total.rates, "length": total.length} | total._asdict()
 
-    training.fit(phase, head.module, losses_of, measure)
+    training.fit(phase, head, losses_of, measure)
     if not training.is_main:
         return out
-    tensors = head.tensors() | ({"d2t": offsets(vocabulary.tokens)} if vocabulary else {})
+    tensors = kind.rescale(head.state_dict(), frozen.scale) | (
+        {"d2t": offsets(vocabulary.tokens)} if vocabulary else {}
+    )
     write_head(out, config, tensors, int8=options.storage == "int8")
     tokens = batches.tokens(steps * options.batch, options.seed)
     more = {"vocabulary": vocabulary.facts(shape.vocab)} if vocabulary else {}
@@ -151,17 +158,14 @@ def train_head(options: HeadOptions, **control: Unpack[loop.Control]) -> Path:
 
 
 def _begin(
-    options: HeadOptions, shape: ModelShape, features: Tensor, frozen: Frozen, training: loop.Training
-) -> tuple[TrainableHead, HeadConfig, dict[str, Any]]:
-    level = float(features.float().square().mean().sqrt())
-    scale = level / float(frozen.embedding.square().mean().sqrt())
-    head = build_head(options.kind, shape, options.size, options.seed, scale, level)
-    if options.lm_heads == "own" and head.add_lm_heads is not None:
-        head.add_lm_heads(frozen.draft_lm_head)
-    head.module.to(training.device)
-    config = head_config(options, shape, scale)
+    options: HeadOptions, config: HeadConfig, level: float, frozen: Frozen
+) -> tuple[Any, dict[str, Any]]:
+    head = build_head(config, options.seed, level)
+    if config.own_lm_head:
+        for own in head.lm_heads:
+            own.data.copy_(frozen.draft_lm_head)
     start = compare(options, config)
-    return head, config, {"begun_from": copy(head, options, start)} if start else {}
+    return head, {"begun_from": copy(head, frozen.scale, options, start)} if start else {}
 
 
 def check(options: HeadOptions) -> ModelShape:
@@ -170,7 +174,7 @@ def check(options: HeadOptions) -> ModelShape:
     shape.check_llama(options.target)
     check_lengths(options, shape.context, "the target")
     check_range("vocabulary", options.vocabulary, 0, shape.vocab)
-    if options.lm_heads == "own" and build_head(options.kind, shape, options.size, 0).add_lm_heads is None:
+    if options.lm_heads == "own" and not KINDS[options.kind].own_lm_heads:
         raise UsageError(
             f"lm_heads is own; heads of kind {options.kind} use the target's: leave it at target"
         )
@@ -180,19 +184,18 @@ def check(options: HeadOptions) -> ModelShape:
     return shape
 
 
-def build_head(
-    kind: str, shape: ModelShape, size: int, seed: int, scale: float = 1.0, level: float = 1.0
-) -> TrainableHead:
-    """Return an untrained head of `size` heads or masks; its weights are a function of the seed.
+def build_head(config: HeadConfig, seed: int, level: float = 1.0) -> Any:
+    """Return an untrained head; its weights are a function of the seed.
 
-    `scale` is the factor of the embeddings in training, which makes them as large as features;
-    `level` is the root mean square of the features.
+    `level` is the root mean square of the features, and so of the masks.
     """
-    build = KINDS[kind].trainable
-    assert build is not None, "the options allow trainable kinds only"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build(shape, size, scale, level)
+        head = KINDS[config.kind].module(config)
+    for name, parameter in head.named_parameters():
+        if name.startswith("mask."):
+            parameter.data.mul_(level)
+    return head
 
 
 def read_frozen(target: Path, shape: ModelShape, device: torch.device) -> Frozen:

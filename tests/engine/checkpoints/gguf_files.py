@@ -7,6 +7,8 @@ from gguf import GGMLQuantizationType as Kind
 from specscope.engine.checkpoints.text import _bytes_of_characters
 
 WIDTH, INNER, LAYERS, VOCAB = 256, 256, 2, 320
+EXPERTS, EXPERT = 3, 768
+"""Experts of a layer, and their inner width: transformers reads no other one."""
 TEMPLATE = "{% for m in messages %}<|user|>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<|bot|>{% endif %}"
 SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Type that `gguf` cannot quantise -> offsets of the float16 scales in its blocks."""
@@ -21,7 +23,11 @@ def tensors(arch, tied, heads):
     rows = {"attn_q": square, "attn_k": kv, "attn_v": kv, "attn_output": square}
     rows |= {"ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER)}
     norms = {"attn_norm": WIDTH, "ffn_norm": WIDTH}
-    if arch == "qwen3":
+    if arch == "qwen3moe":
+        rows = {name: shape for name, shape in rows.items() if not name.startswith("ffn")}
+        rows |= {f"ffn_{name}_exps": (EXPERTS, EXPERT, WIDTH) for name in ("gate", "up")}
+        rows |= {"ffn_down_exps": (EXPERTS, WIDTH, EXPERT), "ffn_gate_inp": (EXPERTS, WIDTH)}
+    if arch in ("qwen3", "qwen3moe"):
         norms |= {"attn_q_norm": WIDTH // heads, "attn_k_norm": WIDTH // heads}
     for i in range(LAYERS):
         shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in rows.items()}
@@ -32,7 +38,17 @@ def tensors(arch, tied, heads):
 
 
 def write(
-    path, kind="F32", arch="llama", *, tied=False, drop="", inner=INNER, heads=2, extra=None, rope=None
+    path,
+    kind="F32",
+    arch="llama",
+    *,
+    tied=False,
+    drop="",
+    inner=INNER,
+    heads=2,
+    extra=None,
+    rope=None,
+    experts=0,
 ):
     """Write a file with matrices of one block type and float32 norms and biases.
 
@@ -40,7 +56,7 @@ def write(
     """
     random = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, arch)
-    _add_metadata(writer, arch, inner, heads, rope or {})
+    _add_metadata(writer, arch, inner, heads, rope or {}, experts or (EXPERTS if arch == "qwen3moe" else 0))
     for name, shape in tensors(arch, tied, heads).items():
         if name == drop:
             continue
@@ -70,7 +86,7 @@ def _blocks(random, kind, shape):
     return blocks.reshape(shape[0], -1)
 
 
-def _add_metadata(writer, arch, inner, heads, rope):
+def _add_metadata(writer, arch, inner, heads, rope, experts):
     writer.add_context_length(128)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)
@@ -81,6 +97,10 @@ def _add_metadata(writer, arch, inner, heads, rope):
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(VOCAB)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(EXPERT)
     for key, value in rope.items():
         add = writer.add_string if isinstance(value, str) else writer.add_float32
         add(f"{arch}.rope.{key}", value)

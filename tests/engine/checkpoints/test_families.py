@@ -24,7 +24,8 @@ from specscope.engine.training.settings import HeadOptions
 from tests.engine.model import tiny
 
 WEIGHTS = "model.safetensors"
-OURS = ("opt", "gpt2", "phi3", "gemma2", "gemma3", "smollm3", "granite")
+MIXTURES = ("mixtral", "qwen2-moe", "olmoe", "granite-moe")
+OURS = ("opt", "gpt2", "phi3", "gemma2", "gemma3", "smollm3", "granite", *MIXTURES)
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 
@@ -88,6 +89,17 @@ def edit(path, **changes):
         ("smollm3", {"no_rope_layers": [1, 0, 2]}, "no_rope_layers is [1, 0, 2]; it must hold 0 or 1 for each of the 3 layers"),
         ("smollm3", {"use_sliding_window": True}, "use_sliding_window True is not supported; supported is False"),
         ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0; it must be a number, at least 1e-06"),
+        ("mixtral", {"num_experts_per_tok": 6}, "num_experts_per_tok is 6; it must be at most the 5 experts"),
+        ("mixtral", {"num_local_experts": 4}, "the weights hold model.layers.0.block_sparse_moe.experts.4.w1.weight"),
+        ("mixtral", {"num_local_experts": 6}, "the weights lack model.layers.0.block_sparse_moe.experts.5.w1.weight"),
+        ("mixtral", {"sliding_window": 0}, "sliding_window is 0; it must be at least 1 in a layer with a window"),
+        ("granite-moe", {"intermediate_size": 48}, "input_linear.weight has shape [4, 112, 32]; config.json asks for [4, 96, 32]"),
+        ("granite-moe", {"architectures": ["GraniteForCausalLM"], "model_type": "granite"}, "'GraniteForCausalLM' is a mixture of experts (num_local_experts is 4); supported are Mixtral"),
+        ("qwen2-moe", {"shared_expert_intermediate_size": 0}, "the weights hold model.layers.0.mlp.shared_expert.down_proj.weight"),
+        ("qwen2-moe", {"mlp_only_layers": []}, "the weights lack model.layers.1.mlp.gate.weight"),
+        ("qwen2-moe", {"mlp_only_layers": 1}, "mlp_only_layers is 1; it must be a list"),
+        ("qwen2-moe", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0; it must be a whole number, at least 1"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv 8.0 is not supported; supported is None"),
     ],
 )  # fmt: skip
 def test_options_that_are_not_supported_are_refused(model, family, changes, message):

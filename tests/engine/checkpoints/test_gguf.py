@@ -52,7 +52,7 @@ def assert_equal(folder, file):
     ("kind", "more"),
     [
         *((kind, {}) for kind in KINDS),
-        *(("Q8_0", {"arch": arch, "tied": True}) for arch in ("qwen2", "qwen3", "llama")),
+        *(("Q8_0", {"arch": arch, "tied": True}) for arch in ("qwen2", "qwen3", "qwen3moe", "llama")),
     ],
     ids=str,
 )
@@ -161,6 +161,11 @@ def test_the_characters_of_a_file_do_not_reach_the_terminal(tmp_path, cache):
     [
         ({"kind": "TQ1_0"}, "is of type TQ1_0; supported are F32"),
         ({"arch": "gemma2"}, "architecture 'gemma2' is not supported; supported are llama, qwen2, qwen3"),
+        (
+            {"arch": "qwen35"},
+            "architecture 'qwen35' is not supported: it is a model with recurrent layers, whose state",
+        ),
+        ({"experts": 8}, "a mixture of 8 experts of the architecture llama; of such files those of qwen3moe"),
         ({"drop": "blk.1.ffn_up.weight"}, "lacks the tensor blk.1.ffn_up.weight"),
         ({"inner": 512}, r"blk.0.ffn_gate.weight has shape \[256, 256\]; its metadata asks for \[512, 256\]"),
         ({"rope": {"scaling.type": "longrope"}}, "rope scaling 'longrope' is not supported"),

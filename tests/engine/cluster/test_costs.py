@@ -1,4 +1,4 @@
-"""Times of forwards, predictions that learn from earlier runs, and the devices of a layout."""
+"""Times of forwards, and predictions that learn from earlier runs."""
 
 import threading
 from dataclasses import replace
@@ -7,22 +7,16 @@ import pytest
 
 import specscope
 from specscope import Load
-from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster import measurements
-from specscope.engine.cluster.costs import ROWS, profile_costs
-from specscope.engine.cluster.local_devices import LocalDevices
 from specscope.engine.cluster.measurements import FEWEST, KEPT, learn, scaled
-from specscope.engine.cluster.options import Options
-from specscope.engine.cluster.placement import Placement
 from specscope.engine.cluster.probing import CONTEXT, MANY_ROWS
+from specscope.engine.cluster.profile_devices import ROWS, profile_costs
 from specscope.engine.drafting.planner import Plan
 from specscope.engine.errors import UsageError
-from specscope.engine.layout import Layout, Separate
 from specscope.engine.simulate.profile import Profile, profiles
-from specscope.engine.trace.events import OTHERS, Device, Occupancy
+from specscope.engine.trace.events import OTHERS, Occupancy
 from specscope.engine.types import Limits
 from tests.engine.methods.pairs import make_pair
-from tests.engine.worker.harness import scripted_cluster
 from tests.traces.samples import sample_trace
 
 LOAD, LIMITS = Load((0.0,), batch=1, policy="survival"), Limits(6)
@@ -135,29 +129,6 @@ def test_the_last_runs_are_kept_and_a_broken_file_counts_as_none(path):
     for broken in ("", "[1]", '{"speculative": [0]}', '{"speculative": "x"}', '{"speculative": [NaN]}'):
         path.write_text(broken)
         assert scaled(path, PLAN, "speculative", VERIFY, greedy=True) == PLAN, broken
-
-
-class _Cores(LocalDevices):
-    """Twelve cores, with models that take no time to load."""
-
-    def start_worker(self, assignment):
-        with scripted_cluster(lambda path: 5, lambda path: 5) as cluster:
-            return cluster.placement.pool.start_worker(assignment)
-
-    def loader(self, model, assignment):
-        with scripted_cluster(lambda path: 5, lambda path: 5) as cluster:
-            return cluster.placement.pool.loader(model, assignment)
-
-
-def test_a_pool_is_listed_with_the_drafter_first_and_then_as_people_count():
-    cores = tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in range(12))
-    pool = _Cores(Pair.find("bundled"), Options(), cores)
-    place = Placement("local-process", pool, Layout())
-    workers = place.workers_for(Layout(Separate(targets=11)))
-    assert [(d.name, d.role) for d in workers.devices] == [
-        ("cpu:0", "drafter"),
-        *((f"cpu:{i}", "target") for i in range(1, 12)),
-    ]
 
 
 @pytest.mark.parametrize(

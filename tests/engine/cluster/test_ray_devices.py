@@ -16,11 +16,11 @@ import specscope
 from specscope.app.main import main
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster import ray_cluster
+from specscope.engine.cluster.assignment import ModelPart
 from specscope.engine.cluster.options import Options
-from specscope.engine.cluster.pool import ModelPart, part_of
 from specscope.engine.cluster.ray_cluster import Bundle, Place, RayCluster
 from specscope.engine.cluster.ray_connect import import_ray, reason, speaks_grpc
-from specscope.engine.cluster.ray_devices import RayDevices
+from specscope.engine.cluster.ray_devices import ray_devices
 from specscope.engine.errors import ModelError, SpecScopeError, UsageError
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.runtimes.process import Setup
@@ -60,7 +60,7 @@ class Nodes:
 
 
 def pool_of(nodes, **given):
-    return RayDevices(Pair.find("bundled"), nodes, Options(runtime="ray", **given))
+    return ray_devices(Pair.find("bundled"), nodes, Options(runtime="ray", **given))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_devices_that_another_split_uses_are_refused(monkeypatch):
     nodes = Nodes(2, 1)
     pool = pool_of(nodes, tp=2)
     (target,) = pool.assign(Layout(Separate(1)))["target"]
-    pool._kept["target"] = [target]
+    pool.site._kept["target"] = [target]
     nodes.take(0, 2)
     nodes.take(1, 1)
     nodes.places |= dict.fromkeys((m.name for m in target.members), HELD)
@@ -131,9 +131,9 @@ def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
     pool = pool_of(nodes)
     assigned = pool.assign(Layout(Separate(1)))
     parts = [ModelPart(model, group, 0) for model, (group,) in assigned.items()]
-    free = [sum(part_of(pool.pair, torch.float32, *part).weights for part in parts)]
+    free = [sum(pool.part(part).weights for part in parts)]
     for part in parts:  # the workers measure it
-        pool._workers[part.place.name] = SimpleNamespace(ended=False, answer=lambda _: free[0])
+        pool.site._workers[part.place.name] = SimpleNamespace(ended=False, answer=lambda _: free[0])
     pool.memory.check(pool.parts(parts), ())
     free[0] -= 1
     message = r"drafter and target: the weights take .* in the memory of node 1, of which .* are free"
@@ -151,8 +151,8 @@ def test_a_worker_that_ended_is_replaced_on_its_reserved_device(monkeypatch):
     assigned = pool.assign(Layout(Separate(1)))
 
     def started():
-        pool.reserve(assigned)
-        return [pool.start_worker(assigned[model][0]) for model in ("drafter", "target")]
+        pool.site.reserve(assigned)
+        return [pool.site.start(assigned[model][0]) for model in ("drafter", "target")]
 
     drafter, target = started()
     assert [*map(id, started())] == [id(drafter), id(target)]
@@ -185,7 +185,7 @@ def test_a_worker_or_all_ranks_of_a_split_model_have_a_bundle(counts, tp, kind, 
     nodes = Nodes(*counts, resource=resource)
     pool = pool_of(nodes, device=kind, tp=tp)
     for _ in range(2):
-        pool.reserve(pool.assign(Layout(Separate(1))))
+        pool.site.reserve(pool.assign(Layout(Separate(1))))
         assert sorted(nodes.reserved) == bundles, "reserved once"
     taken = sum(call.kwargs[f"{resource.lower()}s"] for call in nodes.start.call_args_list)
     assert taken == sum(int(bundle[0]) for bundle in bundles)
@@ -194,8 +194,8 @@ def test_a_worker_or_all_ranks_of_a_split_model_have_a_bundle(counts, tp, kind, 
 def test_two_workers_never_share_a_gpu():
     pool = pool_of(Nodes(1, resource="GPU"), device="cuda")
     with pytest.raises(UsageError, match="GPU 0 has a worker already; with Ray a GPU has one only"):
-        pool.reserve(pool.assign(Layout(Separate(1))))
-    assert not pool.cluster.reserved
+        pool.site.reserve(pool.assign(Layout(Separate(1))))
+    assert not pool.site.cluster.reserved
 
 
 HEAD, OWN = "10.0.0.1:6379", {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "NodeManagerPort": 1}

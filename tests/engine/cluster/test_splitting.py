@@ -13,12 +13,11 @@ from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.sizes import Size
 from specscope.engine.cluster.fit import fit, layer_spans, split_by_memory
-from specscope.engine.cluster.local_devices import LocalDevices, base_layout, devices_of
+from specscope.engine.cluster.local_devices import devices_of, local_devices
 from specscope.engine.cluster.memory import Memory
 from specscope.engine.cluster.options import Options
 from specscope.engine.cluster.placement import Placement
 from specscope.engine.errors import ModelError, UsageError
-from specscope.engine.layout import Colocated, Layout, Pipelined, Separate
 from specscope.engine.run.serving import Load
 from specscope.engine.trace.events import Device
 from specscope.engine.types import Limits, Sampling
@@ -56,12 +55,12 @@ def gpus(free, dtype="float32"):
     """Return the bundled pair on stand-ins for GPUs with these free bytes."""
     devices, by_name = GPUS[: len(free)], dict(zip((gpu.name for gpu in GPUS), free, strict=False))
     memory = Memory(measure=lambda device: by_name[device.name])
-    return LocalDevices(Pair.find("bundled"), Options(dtype=dtype), devices, memory=memory)
+    return local_devices(Pair.find("bundled"), Options(dtype=dtype), devices, memory=memory)
 
 
 def placed(pool, tokens=100):
     pool = split_by_memory(pool, tokens)
-    assigned = pool.assign(base_layout(pool.pair))
+    assigned = pool.assign(pool.base)
     return {model: [d.name for d in each[0].devices] for model, each in assigned.items()}, pool.spans
 
 
@@ -102,25 +101,6 @@ def test_too_little_memory_on_all_devices_is_refused_with_what_would_fit(free, m
         placed(gpus([size * MB for size in free]))
     devices, spans = placed(gpus([30 * MB, 20 * MB], dtype="bfloat16"))
     assert (devices, spans) == ({"drafter": ["cuda:1"], "target": ["cuda:0"]}, ())
-
-
-@pytest.mark.parametrize(
-    ("layout", "message"),
-    [
-        (Layout(Colocated()), "a co-located placement has one"),
-        (Layout(Pipelined(3)), "stages is 3; memory has split the target over 2 devices"),
-        (Layout(Separate(targets=2)), r"2 target server\(s\) and 1 drafter\(s\) need 5 devices"),
-        (Layout(Pipelined(2)), None),
-    ],
-)
-def test_what_cannot_run_on_a_split_target_is_refused(layout, message):
-    pool = split_by_memory(gpus([40 * MB, 30 * MB, 30 * MB]), 100)
-    assert (pool.servers(1), replace(pool, spans=()).servers(1)) == (1, 2)
-    if message is None:
-        assert [a.name for a in pool.assign(layout)["drafter"]] == ["cuda:2", "cuda:1"]
-        return
-    with pytest.raises(UsageError, match=message):
-        pool.assign(layout)
 
 
 def names(path, span):
@@ -220,8 +200,8 @@ def untied(tmp_path_factory):
 
 def opened(pair, spans, heads=()):
     """Open a pair on two threads, with its target split into these layers."""
-    pool = LocalDevices(pair, Options("local-thread"), devices_of("cpu")[:2], spans)
-    return specscope.Cluster(pair, Placement("local-thread", pool, base_layout(pair)), heads)
+    pool = local_devices(pair, Options("local-thread"), devices_of("cpu")[:2], spans)
+    return specscope.Cluster(pair, Placement(pool), heads)
 
 
 @pytest.mark.parametrize("method", ["eagle", "hydra"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from specscope.engine.checkpoints.loader import load
 from specscope.engine.heads.drafting import Columns
 from specscope.engine.heads.files import check_head
 from specscope.engine.heads.find import load_head
-from specscope.engine.heads.trainable import Frozen, Texts, TrainableHead, pack
+from specscope.engine.heads.packed import Frozen, Texts, pack, states_of
 from specscope.engine.layout import Packing
 from specscope.engine.types import Prefix, Sampling
 from specscope.engine.worker.drafting import PackedForwards
@@ -90,12 +91,12 @@ def path_to(node: int) -> list[int]:
     return [] if node < 0 else [*path_to(NODES[node][1]), NODES[node][0]]
 
 
-def state_after(head: TrainableHead, texts: Texts, frozen: Frozen, path: Sequence[int]) -> torch.Tensor:
+def state_after(head: Any, texts: Texts, frozen: Frozen, path: Sequence[int]) -> torch.Tensor:
     """Return the head's state after the text up to its first anchor and some drafts, (D,)."""
     n, place = int(texts.anchors[0]), len(path)
     ids = texts.ids.clone()
     ids[n + 1 : n + 1 + place] = torch.tensor(path, dtype=torch.int64)
-    texts = texts._replace(ids=ids, embedded=frozen.embedding[ids])
+    texts = texts._replace(ids=ids, embedded=frozen.embed(ids))
     learned = head.learn(texts)
     if place < len(learned):
         return learned[place].states[learned[place].labels == n + 1 + place][-1]
@@ -105,5 +106,5 @@ def state_after(head: TrainableHead, texts: Texts, frozen: Frozen, path: Sequenc
         features = texts.features.clone()
         features[n : n + len(states)] = torch.stack(states) if states else features[:0]
         inputs = (texts.embedded[packed.tokens], features[packed.tokens - 1], packed)
-        states.append(head.module(*inputs)[packed.tokens == n + len(states)][0])
+        states.append(states_of(head, *inputs)[packed.tokens == n + len(states)][0])
     return states[-1]

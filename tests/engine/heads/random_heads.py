@@ -16,15 +16,15 @@ from specscope.engine.heads.kinds import KINDS
 from specscope.engine.heads.modules import offsets
 
 MASKS, HEADS = 4, 5
-ORDER = ("medusa", "hydra", "eagle", "eagle3", "parallelspec_eagle", "parallelspec_medusa")
-"""All kinds. A kind's index seeds its weights; with these seeds some drafts are accepted."""
+ORDER = ("medusa", "eagle", "hydra", "eagle3", "parallelspec_eagle", "parallelspec_medusa")
+"""All kinds. Three times its index is the seed of a kind: some of its drafts are accepted then."""
 
 
 def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = ORDER, **options: object) -> Path:
     """Write a head of each kind and return the folder that holds them."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, kind in enumerate(kinds):
-        make_head(folder / kind, kind, target, seed=seed, **options)
+        make_head(folder / kind, kind, target, seed=3 * seed, **options)
     return folder
 
 
@@ -101,7 +101,7 @@ def make_head(
         return noise
 
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {n: tensor(n, s) for n, s in KINDS[kind].tensors(head).items() if n != "d2t"}
+    tensors = {n: tensor(n, s) for n, s in sorted(KINDS[kind].tensors(head).items()) if n != "d2t"}
     ids = torch.arange(head.vocab_size)
     if n := head.draft_vocab:
         ids = torch.randperm(head.vocab_size, generator=random)[:n]

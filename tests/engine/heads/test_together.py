@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from specscope.engine.drafting.tree import Dynamic, Static, Wide
 from specscope.engine.errors import UsageError
 from specscope.engine.heads.files import read_head, write_head
 from specscope.engine.heads.kinds import KINDS
-from specscope.engine.heads.trainable import Texts, TrainableHead
+from specscope.engine.heads.packed import Texts
 from specscope.engine.model.clock import StreamClock
 from specscope.engine.model.fused import FusedDrafts
 from specscope.engine.model.shape import ModelShape
@@ -157,7 +158,7 @@ def test_each_sequence_has_its_own_number_of_levels_and_other_drafts_are_a_loop(
     assert len(grown) == 2
 
 
-# Training and inference agree: a head and its trainable module have equal logits.
+# Training and inference agree: a head has equal logits in both.
 
 
 SIZE, SCALE = 3, 4.0
@@ -172,17 +173,18 @@ def any_target(request, tmp_path_factory) -> Path:
     return path
 
 
-def trained(kind: str, target: Path, out: Path) -> TrainableHead:
+def trained(kind: str, target: Path, out: Path) -> Any:
     """Write a head as a training does, and return it; its numbers are bf16, as in the file."""
     shape = ModelShape.of(read_config(target), target)
-    head = build_head(kind, shape, SIZE, seed=1, scale=SCALE)
+    options = HeadOptions(kind=kind, out=out, target=target, data=target, size=SIZE)
+    config = head_config(options, shape, SCALE)
+    head = build_head(config, seed=1)
     torch.manual_seed(3)
     with torch.no_grad():
-        for name, p in head.module.named_parameters():
+        for name, p in head.named_parameters():
             p.copy_((("norm" in name) + 0.15 * torch.randn_like(p)).bfloat16())
-    options = HeadOptions(kind=kind, out=out, target=target, data=target, size=SIZE)
     out.mkdir()
-    write_head(out, head_config(options, shape, SCALE), head.tensors())
+    write_head(out, config, KINDS[kind].rescale(head.state_dict(), SCALE))
     return head
 
 
@@ -191,10 +193,11 @@ def trained(kind: str, target: Path, out: Path) -> TrainableHead:
 def test_drafting_has_the_logits_of_the_training(kind, any_target, tmp_path):
     head = trained(kind, any_target, tmp_path / "head")
     frozen = read_frozen(any_target, ModelShape.of(read_config(any_target), any_target), torch.device("cpu"))
+    frozen = frozen._replace(scale=1.0 if KINDS[kind].scaled else SCALE)
     ids = np.array([*TEXT, *[1] * (SIZE + 2)])
     (features,) = features_of(load(any_target), [ids])
     tokens, anchors = torch.from_numpy(ids), np.array([len(TEXT) - 1])
-    texts = Texts(tokens, frozen.embedding[tokens], features, np.array([0, len(ids)]), anchors)
+    texts = Texts(tokens, frozen.embed(tokens), features, np.array([0, len(ids)]), anchors)
     prefix = Prefix(0, np.array(TEXT))
     drafted = level_rows(new_host(any_target, tmp_path / "head", [prefix]), prefix, LEVELS)
     for at, rows in zip(FRONTIERS, drafted, strict=True):

@@ -56,7 +56,7 @@ CASES = [
     for config in [given for method, given in _GIVEN if method == key] or [dict[str, object]()]
 ]
 ONE_EACH = [next(case for case in CASES if case[0] == key) for key in METHODS]
-FAMILIES = ("llama3-rope", "mistral-window", "qwen2", "qwen3", "bundled")
+FAMILIES = ("llama3-rope", "mistral-window", "qwen2", "qwen3", "bundled", "qwen2-moe")
 OTHER, RIGHT, WRONG = ((FAMILIES[0], drafter) for drafter in DRAFTERS)
 
 

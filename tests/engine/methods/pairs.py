@@ -12,14 +12,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.cluster.placement import Placement
-from specscope.engine.layout import Layout
 from specscope.engine.model.language import LanguageModel, Output
-from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.simulate.oracle import Scripted
 from specscope.engine.trace.trace import Trace
 from tests.engine.model import tiny
-from tests.engine.worker.harness import Flat, Racks, TestCluster, bundled
+from tests.engine.worker.harness import Flat, TestCluster, bundled, racks
 
 DRAFTERS = ("other", "right", "wrong")
 
@@ -100,8 +97,7 @@ class Known(Scripted):
 
 
 def known_cluster(latency: Flat, **models: LanguageModel) -> TestCluster:
-    place = Placement("virtual", Racks(models, latency), Layout(), VirtualLoop, "flat", latency.c)
-    return TestCluster(bundled(), place)
+    return TestCluster(bundled(), racks(models, latency))
 
 
 def ranked(name: str, ranks: Callable[[np.ndarray], list[int]]) -> Known:

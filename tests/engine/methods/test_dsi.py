@@ -6,7 +6,7 @@ They are constant latencies, a drafter that is not slower than the target, and f
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import specscope
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.cluster.local_devices import LocalDevices
+from specscope.engine.cluster.local_devices import local_devices
 from specscope.engine.cluster.options import Options
 from specscope.engine.cluster.placement import Placement
 from specscope.engine.cluster.session import Cluster
@@ -263,7 +263,7 @@ def three_threads(pair: Pair) -> Cluster:
     """Return a cluster of three workers on one core."""
     core, runtime = min(os.sched_getaffinity(0)), "local-thread"
     devices = tuple(Device(f"cpu:{core}/{name}", "", f"CPU core {core} {name}", "cpu") for name in "abc")
-    return Cluster(pair, Placement(runtime, LocalDevices(pair, Options(runtime), devices), Layout(), c=3.0))
+    return Cluster(pair, Placement(replace(local_devices(pair, Options(runtime), devices), c=3.0), Layout()))
 
 
 def second_drafter_counts(trace: Trace) -> bool:

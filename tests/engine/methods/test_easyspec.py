@@ -212,7 +212,7 @@ def test_times_of_a_profile_follow_its_formula(size, drafting, target):
     with specscope.open(runtime="virtual", profile="8xA100", profile_pair="llama-3-8-70-tp8") as cluster:
         config = {"gamma": 4, "size": size}
         trace = cluster.run("easyspec", "Tell me a story.", config=config, limits=Limits(16))
-        latency = cluster.placement.pool.latency
+        latency = cluster.placement.pool.site.latency
     drafts = [s for s in trace.spans if s.model == "drafter" and s.kind != "prefill"]
     for span in drafts:
         ordinary = latency("drafter", span.rows, span.context)

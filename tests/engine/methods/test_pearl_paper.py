@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 import specscope
-from specscope.engine.cluster.pool import StageLimits
-from specscope.engine.errors import UsageError
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.metrics import measure
 from tests.engine.worker.harness import Flat, scripted_cluster
@@ -210,29 +208,6 @@ def test_a_pipeline_gives_the_trace_rows_of_separate_devices(config, drafter):
 
 
 # Settings.
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "asked", "expected"),
-    [
-        (StageLimits(2, 4, 80), 0, 2),
-        (StageLimits(3, 4, 80), 0, 3),
-        (StageLimits(3, 4, 80), 4, 4),
-        (StageLimits(3, 4, 80), 5, "stages is 5; it must be at least 2 and at most 4: there are 4 devices, and the target has 80 layers"),
-        (StageLimits(2, 12, 8), 9, "stages is 9; it must be at least 2 and at most 8: there are 12 devices, and the target has 8 layers"),
-        (StageLimits(2, 1), 0, "a pipeline takes at least 2 devices and 2 layers; there are 1 devices: choose another placement"),
-        (StageLimits(2, 3), 1, "stages is 1; it must be at least 2 and at most 3: there are 3 devices"),
-    ],
-)  # fmt: skip
-def test_stages_out_of_range_are_refused_with_value_and_range(monkeypatch, pipeline, asked, expected):
-    with scripted_cluster(right, right) as cluster:
-        monkeypatch.setattr(type(cluster.placement.pool), "stage_limits", lambda _: pipeline)
-        if isinstance(expected, int):
-            assert cluster.stages(asked) == expected
-            return
-        with pytest.raises(UsageError) as caught:
-            cluster.stages(asked)
-        assert str(caught.value) == expected
 
 
 def test_q_of_sampled_drafts_comes_from_both_ends():

@@ -20,7 +20,7 @@ from specscope.engine.model.stage import StageIO, layer_stages, to_bytes
 from tests.engine.model import tiny
 from tests.engine.model.together import on_ranks
 
-FAMILIES = tuple(tiny.CONFIGS)
+FAMILIES = tuple(family for family in tiny.CONFIGS if family != "olmoe")  # all of its heads are one norm's
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,8 @@ def test_a_static_step_equals_the_eager_forward(family, tmp_path):
     """Also of a split model: three ranks pad heads, columns and vocabulary."""
     save(reference(family), tmp_path)
     check_static_steps(load(tmp_path), tolerance=1e-5)
-    on_ranks(3, lambda ranks: check_static_steps(load(tmp_path, ranks=ranks), tolerance=1e-5))
+    if family != "olmoe":  # its heads are not split
+        on_ranks(3, lambda ranks: check_static_steps(load(tmp_path, ranks=ranks), tolerance=1e-5))
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,17 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GraniteConfig,
+    GraniteMoeConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    OlmoeConfig,
     OPTConfig,
     Phi3Config,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -64,6 +69,12 @@ CONFIGS = {
         **_SIZES | {"max_position_embeddings": 4 * CONTEXT}, original_max_position_embeddings=CONTEXT,
         num_key_value_heads=2, partial_rotary_factor=0.5, rope_parameters=_LONGROPE,
     ),
+    "mixtral": lambda: MixtralConfig(**_SIZES, num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=2),
+    "mixtral-window": lambda: MixtralConfig(**_SIZES, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=3, sliding_window=7),
+    "qwen2-moe": lambda: Qwen2MoeConfig(**_SIZES, num_key_value_heads=2, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, shared_expert_intermediate_size=24, mlp_only_layers=[1]),
+    "qwen3-moe": lambda: Qwen3MoeConfig(**_SIZES, num_key_value_heads=2, head_dim=12, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=True, decoder_sparse_step=2),
+    "olmoe": lambda: OlmoeConfig(**_SIZES, num_key_value_heads=2, num_experts=6, num_experts_per_tok=2, eos_token_id=None),
+    "granite-moe": lambda: GraniteMoeConfig(**_SIZES, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=5.0),
     "qwen3-bias": lambda: Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=12, attention_bias=True),
 }  # fmt: skip
 

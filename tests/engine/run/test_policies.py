@@ -198,7 +198,7 @@ def test_by_survival_each_request_has_its_own_length(cluster):
         cluster.pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.8"
     ) as opened:
         steep = Costs(((1, 1.0), (64, 20.0)), ((1, 0.05), (64, 0.1)))
-        opened.placement.costs = lambda: steep
+        opened.placement.pool = replace(opened.placement.pool, costs=lambda: steep)
         found = {policy: served(opened, "speculative", policy, load, **asked) for policy in LENGTHS}
     lengths = {policy: defaultdict[int, set[int]](set) for policy in LENGTHS}
     for policy, trace in found.items():

@@ -18,6 +18,7 @@ from specscope import Load
 from specscope.engine.errors import UsageError
 from specscope.engine.run import models
 from specscope.engine.run.dispatch import Dispatcher
+from specscope.engine.run.gathering import AtOnce
 from specscope.engine.run.models import Model
 from specscope.engine.run.run import Race
 from specscope.engine.trace.emitter import TraceEmitter
@@ -329,7 +330,7 @@ def test_logits_are_dropped_when_their_forward_ends_and_not_before():
         worker, rows = OneLane("worker"), []
         emitter = TraceEmitter(rows.append, str)
         dispatcher = Dispatcher(rows.append, emitter, origin=0, check=lambda: None)
-        model = Model(dispatcher, worker, "target", "target", len)
+        model = Model(dispatcher, worker, "target", "target", len, AtOnce())
         scores = model.score(Prefix(0, np.arange(3)), Draft.empty())
         del scores
         gc.collect()

@@ -3,12 +3,10 @@
 import asyncio
 import threading
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
-import specscope
-from specscope.engine.errors import SpecScopeError, UsageError, WorkerDied
+from specscope.engine.errors import SpecScopeError, WorkerDied
 from specscope.engine.layout import Packing
 from specscope.engine.runtimes.ensemble import pipeline_of
 from specscope.engine.types import Draft, Limits, Prefix, Sampling
@@ -123,36 +121,6 @@ def test_after_a_stopped_run_all_members_cache_the_same_rows(cluster, method, co
         more = {"limits": Limits(2000), "listener": at_span(spans, stop.set), "cancel": stop}
         assert cluster.run(method, PROMPT, config=config, **more).status == "cancelled"
         assert cluster.run(method, PROMPT, config=config, limits=Limits(24)).text == plain
-
-
-@pytest.mark.parametrize(
-    ("devices", "method", "config", "message"),
-    [
-        (2, "pearl", {**SPLIT, "stages": 3}, "stages is 3; it must be at least 2 and at most 2: there are 2 devices, and the target has 8"),
-        (2, "pearl", {**SPLIT, "stages": 17}, "stages is 17; it must be at least 2 and at most 16"),
-        (2, "pearl", {**SPLIT, "stages": 1}, "stages is 1; it must be at least 2 and at most 16"),
-        (1, "pearl", {**SPLIT, "stages": 0}, "a pipeline takes at least 2 devices and 2 layers; there are 1 devices"),
-        (2, "easyspec", {"devices": 4}, "devices is 4; it must be at least 0 and at most 2"),
-    ],
-)  # fmt: skip
-def test_too_many_stages_or_devices_are_refused(cluster, monkeypatch, devices, method, config, message):
-    pool = cluster.placement.pool
-    monkeypatch.setattr(cluster.placement, "pool", replace(pool, devices=pool.devices[:devices]))
-    with pytest.raises(UsageError, match=message):
-        cluster.run(method, PROMPT, config=config, limits=Limits(4))
-
-
-@pytest.mark.parametrize(
-    ("profile", "pair", "message"),
-    [
-        ("8xA100", "llama-3-8-70-tp8", "tensor parallelism; a pipeline needs one split by layers"),
-        ("A100-OPT", None, "does not say step.move_ms"),
-    ],
-)
-def test_a_profile_without_times_of_a_pipeline_is_refused(profile, pair, message):
-    place = {"runtime": "virtual", "profile": profile, "profile_pair": pair, "tokens": "bernoulli:0.8"}
-    with specscope.open(**place) as opened, pytest.raises(UsageError, match=message):
-        opened.run("pearl", PROMPT, config={"placement": "pipeline"}, limits=Limits(4))
 
 
 PREFIX = Prefix(0, None)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -130,6 +131,16 @@ def test_a_worker_has_the_variables_the_folder_and_the_outputs_of_its_request(
     finally:
         second.close()
     assert gone(second.pid)
+
+
+def refuse(text):
+    raise SpecScopeError(text)
+
+
+def test_a_wait_that_ctrl_c_ended_leaves_the_next_reply_to_its_job(worker):
+    worker.prepare(Load("target", partial(refuse, "one")))  # nobody waits for it any more
+    with pytest.raises(SpecScopeError, match=r"^two$"):
+        worker.prepare(Load("target", partial(refuse, "two")))()
 
 
 @pytest.fixture

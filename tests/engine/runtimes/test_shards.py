@@ -243,16 +243,3 @@ def test_wrong_numbers_and_runtimes_are_refused_before_a_process_starts(message,
     monkeypatch.setattr("specscope.engine.cluster.open.Placement", None)
     with pytest.raises(UsageError, match=message):
         specscope.open(**{"pair": "bundled", "device": "cpu", **WRONG[message]})
-
-
-@pytest.mark.parametrize(
-    ("method", "config", "message"),
-    [
-        ("pearl", {"placement": "pipeline"}, "leave them at 1, or choose another placement"),
-        ("pearl", {"placement": "co-located"}, "leave them at 1, or choose another placement"),
-        ("dsi", {"sp": 3}, "sp is 3"),
-    ],
-)
-def test_what_a_split_target_cannot_run_is_refused(opened, method, config, message):
-    with pytest.raises(UsageError, match=message):
-        opened["two"].run(method, PROMPT, config=config, limits=LIMITS)

@@ -13,6 +13,7 @@ import pytest
 import specscope
 from specscope.engine.errors import UsageError
 from specscope.engine.servers.address import KEY, Address, ServerError
+from specscope.engine.servers.checks import ACCEPTED, LENGTHS
 from specscope.engine.servers.counters import read_counters
 from specscope.engine.servers.recording import trace_of
 from specscope.engine.servers.steps import Answered, LlamaReader, VllmReader
@@ -166,10 +167,11 @@ def test_another_server_has_texts_and_times_only(told, tokens):
     words = [f'data: {{"choices": [{{"text": " word{i}"}}]}}'.encode() for i in range(5)]
     if told is not None:
         words.append(f"data: {json.dumps({'choices': [], 'usage': {'completion_tokens': told}})}".encode())
+    words.append(b"data: [DONE]")
     with serving({"/v1/models": {"data": [{"id": "m"}]}}, words) as server:
         trace = with_unknown(specscope.connect(server.url).run(PROMPT))
     figures = measure(trace)
-    assert trace.text == " word0 word1 word2 word3 word4"
+    assert (trace.text, trace.status) == (" word0 word1 word2 word3 word4", "done")
     assert (figures.tokens, figures.drafted) == (tokens, None)
     assert bool(figures.tokens_per_second) == (tokens is not None)
 
@@ -207,6 +209,9 @@ ENDS = {
     b"data: {nonsense": "which is no JSON",
     b"data: [1]": "expected an object",
     b"data: " + b"x" * 2**20: "sent more than 1048576 bytes",
+    b'data: {"object": "error", "message": "no memory"}': "ended with an error: 'no memory'",
+    b'data: {"error": "no key the-key"}': "ended with an error: 'no key ***'",
+    b": ping": "ended its answer before the end",
 }
 
 
@@ -214,12 +219,105 @@ ENDS = {
 def test_a_stream_that_ends_badly_is_a_failed_run_with_what_came(event):
     with llama() as server:
         server.events = [*server.events[:6], event]
-        trace = specscope.connect(server.url).run(PROMPT)
+        trace = specscope.connect(server.url, key="the-key").run(PROMPT)
     check(trace)
     assert trace.status == "failed"
     assert trace.commits
     assert server.url in trace.footer.error
     assert ENDS[event] in trace.footer.error
+
+
+EVENTS: dict[str, tuple[bytes, str]] = {
+    "no data": (b"data:\n\n: ping\n\nevent: x\ndata: ", ""),
+    "several lines": (b'data: {"choices":\ndata: [{"text": "two"}]}', "two"),
+    "no text": (b'data: {"choices": [{"text": 5}, {"delta": {"content": ["x"]}}]}', ""),
+    "no choices": (b'data: {"choices": null, "usage": null}', ""),
+    "no UTF-8": (b'data: {"choices": [{"text": "a\xff"}]}', "a\ufffd"),
+    "half a character": (b'data: {"choices": [{"text": "a\\ud83d"}]}', "a?"),
+    "thoughts": (b'data: {"choices": [{"delta": {"reasoning_content": "hm"}}]}', "hm"),
+    "thoughts of vLLM": (b'data: {"choices": [{"delta": {"reasoning": "hm", "content": null}}]}', "hm"),
+    "another choice": (b'data: {"choices": [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]}', "a"),
+}
+
+
+@pytest.mark.parametrize(
+    "end", [b"data: [DONE]", b'data: {"choices": [{"text": "", "finish_reason": "stop"}]}']
+)
+@pytest.mark.parametrize("name", EVENTS)
+def test_an_odd_event_changes_nothing_but_its_own_text(name, end):
+    event, text = EVENTS[name]
+    with serving(
+        {"/v1/models": {"data": [{"id": "m"}]}}, [b'data: {"choices": [{"text": "<b>"}]}', event, end]
+    ) as s:
+        trace = specscope.connect(s.url).run(PROMPT)
+    check(trace)
+    assert (trace.status, trace.text, trace.footer.error) == ("done", f"<b>{text}", "")
+
+
+def test_an_old_llama_cpp_without_ids_and_counts_has_its_text():
+    with llama() as server:
+        server.events = [
+            b'data: {"content": "a"}',
+            b'data: {"content": "b"}',
+            b'data: {"content": "", "stop": true}',
+        ]
+        trace = specscope.connect(server.url).run(PROMPT)
+    assert (trace.text, trace.status) == ("ab", "done")
+    assert trace.header.environment["server"]["unknown"][:2] == [ACCEPTED, LENGTHS]
+
+
+MERGED = [([1], "a"), ([2, 3], "bc"), ([4], "d")]
+METRICS: dict[str, tuple[bytes | None, list[tuple[int, int]], list[str], str]] = {
+    "no drafts": (b"vllm:generation_tokens_total 5\n", [(0, 0)] * 3, [], ""),
+    "drafts": (
+        (RECORDED / "vllm-metrics.txt").read_bytes(),
+        [(4, 1), (4, 0)],
+        [ACCEPTED, LENGTHS],
+        "The server's counters say 0 drafted, 0 accepted.",
+    ),
+    "no counters": (None, [(1, 1), (0, 0)], [ACCEPTED, LENGTHS], "vLLM sends them with"),
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_tokens_that_vllm_merged_are_accepted_drafts_only_if_it_drafts(name):
+    """And draft lengths that it does not tell are compared with no counter."""
+    metrics, rounds, unknown, note = METRICS[name]
+    rows = [{"choices": [{"token_ids": ids, "text": text}]} for ids, text in MERGED]
+    sent = [f"data: {json.dumps(row)}".encode() for row in [*rows, {"choices": [], "metrics": None}]]
+    answers = {"/v1/models": {"data": [{"id": "pair", "owned_by": "vllm"}]}, "/metrics": metrics}
+    with serving(answers, [*sent, b"data: [DONE]"]) as server:
+        trace = specscope.connect(server.url).run(PROMPT)
+    check(trace)
+    assert (trace.text, trace.status) == ("abcd", "done")
+    assert [(r.drafted, r.accepted) for r in trace.rounds] == rounds
+    told = trace.header.environment["server"]
+    assert told["unknown"] == unknown
+    assert note in " ".join(told["notes"])
+    assert bool(told["notes"]) == bool(note)
+
+
+@pytest.mark.parametrize("serve", [llama, vllm, None])
+def test_a_request_draws_as_the_run_says_whatever_the_servers_defaults_are(serve):
+    drawn, model = Sampling(0.8, top_k=5), f"/models/{'x' * 200}"
+    with serve() if serve else serving({"/v1/models": {"data": [{"id": model}]}}, []) as server:
+        specscope.connect(server.url).run(PROMPT, sampling=drawn)
+        body = server.requests[-1][1]
+    assert (body["temperature"], body["top_k"]) == (0.8, 5)
+    if serve is None:
+        assert body["model"] == model
+    else:
+        assert body["repeat_penalty" if serve is llama else "repetition_penalty"] == 1
+        assert body["min_p"] == body["presence_penalty"] == body["frequency_penalty"] == 0
+
+
+def test_a_server_that_sends_byte_after_byte_is_left_before_the_run_too(monkeypatch):
+    monkeypatch.setattr("specscope.engine.servers.address.MOST_ASK_S", 0.5)
+    with llama() as server:
+        found = specscope.connect(server.url)
+        server.answers["/tokenize"], server.drip = b" " * 1000, 0.01
+        with pytest.raises(ServerError, match=r"sent no whole answer within 0\.5 s"):
+            found.run(PROMPT)
 
 
 ODD: list[Any] = [None, True, -1, 1e400, "x", [], {}, [None], {"a": 1}, 2**63, float("nan"), "\ud800"]
@@ -284,6 +382,10 @@ ADDRESSES = {
     "127.0.0.1:8080/v1/": "http://127.0.0.1:8080",
     "https://[::1]/proxy/v1": "https://[::1]:443/proxy",
     "localhost": "http://localhost:80",
+    "http://a:0//": "http://a:0",
+    "a:1/v1/chat/completions": "http://a:1",
+    "a:1/x/v1/models/": "http://a:1/x",
+    "a:1/v1/x": "http://a:1/v1/x",
 }
 NO_ADDRESSES = [
     "",
@@ -291,19 +393,25 @@ NO_ADDRESSES = [
     "ftp://a",
     "http://",
     "http://a:99999",
-    "http://u:p@a",
+    "http://u:secret@a",
     "http://a/?x=1",
     "http://a b",
     "http://a\nb",
     "http://[::1",
+    "http://a..b",
+    f"http://{'a' * 64}.b",
+    "http://a/ü",
+    "http://u:secret@ü",
+    "@a",
 ]
 
 
 def test_addresses():
     assert {text: Address.of(text).url for text in ADDRESSES} == ADDRESSES
     for text in NO_ADDRESSES:
-        with pytest.raises(UsageError, match="the server's address"):
+        with pytest.raises(UsageError, match="the server's address") as error:
             Address.of(text)
+        assert "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "example.com", "127.0.0.1.example.com", "0.0.0.0"])

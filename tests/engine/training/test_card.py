@@ -17,12 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import specscope
 from specscope.engine.checkpoints.catalog import PAIRS
-from specscope.engine.checkpoints.config import read_config
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import SpecScopeError, UsageError
 from specscope.engine.heads.files import HeadWeights, read_head
-from specscope.engine.model.shape import ModelShape
-from specscope.engine.training.card import Measured, Sample, Sizes, make_card, render
+from specscope.engine.training.card import Measured, Sizes, make_card, render
 from specscope.engine.training.cli import cancel_on_interrupt
 from specscope.engine.training.data import Encoder, find_sources, is_held_out, read_documents
 from specscope.engine.training.heads.card import chained, make_heads_card, restore
@@ -147,7 +145,7 @@ MEASURED = Measured(
     Cost(Timing(4.0, 3.0), Timing(2.0, 1.0), Timing(6.0, 3.75), 128, 200, 4.5),
     (Loss("math", 2, 100, 400, 200.0, 300.0), Loss("own", 1, 50, 100, 100.0, 150.0)),
     (Acceptance("a", 2, 1, 10, 8, 20, 12.0), Acceptance("b", 1, 0, 30, 15, 10, 3.0)),
-    (Sample("Why?", "a ``` b"),),
+    (("Why?", "a ``` b"),),
 )
 
 
@@ -195,7 +193,7 @@ def test_train_pair_on_the_command_line(options, corpus, tmp_path, capsys):
 
 
 def test_card_of_two_models_on_the_command_line(trained, tmp_path):
-    words = f"card --target {trained / 'target'} --drafter {trained / 'drafter'} --window 100"
+    words = f"card --target {trained / 'target'} --drafter {trained / 'drafter'} --window 256"
     assert train(f"{words} --output {tmp_path / 'card.md'}") == 0
     assert "Not trained by this project's recipe" in (tmp_path / "card.md").read_text(encoding="utf-8")
 
@@ -295,7 +293,7 @@ def test_the_card_has_the_trainings_and_the_measurements(pair, prompts):
 
 def test_what_has_no_card_of_heads_is_refused(pair, prompts, tmp_path):
     loaded, heads = Pair.of(pair / "target", pair / "drafter"), pair / "heads"
-    shape, head = ModelShape.of(read_config(pair / "target"), pair), read_head(heads / "eagle")
+    head = read_head(heads / "eagle")
     short = CardSettings(prompts=(prompts,), count=1, window=96, new_tokens=24)
     biased = HeadWeights(replace(head.config, biased=True), head.tensors)
     for call, message in (
@@ -303,7 +301,7 @@ def test_what_has_no_card_of_heads_is_refused(pair, prompts, tmp_path):
             lambda: make_heads_card(loaded, tmp_path, CardSettings()),
             "heads holds no head; specscope train medusa",
         ),
-        (lambda: restore(biased, shape), "kind eagle with own LM heads, biases or more layers cannot be"),
+        (lambda: restore(biased), "kind eagle with own LM heads, biases or more layers cannot be"),
         (
             lambda: make_heads_card(loaded, pair, short),
             "questions: no prompt with an answer fits into 96 tokens",

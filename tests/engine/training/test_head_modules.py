@@ -1,18 +1,20 @@
 """The modules of heads in training: their rows, states, losses and acceptance."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from specscope.engine.checkpoints.config import read_config
-from specscope.engine.heads.trainable import Frozen, Learned, Packed, Texts, TrainableHead, pack
+from specscope.engine.heads.kinds import KINDS
+from specscope.engine.heads.packed import Frozen, Learned, Packed, Texts, pack
+from specscope.engine.heads.packed import states_of as states_of_rows
 from specscope.engine.model.shape import ModelShape
 from specscope.engine.training.heads.losses import DraftAcceptance, acceptance, head_losses
-from specscope.engine.training.heads.train import build_head
+from specscope.engine.training.heads.train import build_head, head_config
 from specscope.engine.training.settings import HEAD_DEFAULTS, HeadOptions
 from tests.engine.heads.drafted_tree import state_after
 
@@ -36,15 +38,22 @@ def texts():
 
 def states_of(head, texts, packed):
     """Return the states of the rows, (R, D)."""
-    return head.module(texts.embedded[packed.tokens], texts.features[packed.tokens - 1], packed)
+    return states_of_rows(head, texts.embedded[packed.tokens], texts.features[packed.tokens - 1], packed)
 
 
-def head_of(kind, shape, size=3):
+def new_head(kind, trained, seed=1, **changed):
+    """Return an untrained head of three heads or masks."""
+    target = trained / "target"
+    options = HeadOptions(kind=kind, data=target, out=target, target=target, size=3, **changed)
+    return build_head(head_config(options, ModelShape.of(read_config(target), target), 1.0), seed)
+
+
+def head_of(kind, trained):
     """Return a head with larger weights than an untrained one, so that every row matters."""
-    head = build_head(kind, shape, size, seed=1)
+    head = new_head(kind, trained)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for parameter in head.module.parameters():
+        for parameter in head.parameters():
             if parameter.ndim == 2:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[1] ** 0.5)
     return head
@@ -61,9 +70,9 @@ def test_no_row_predicts_past_the_end_of_its_text(texts):
 
 
 @pytest.mark.parametrize("kind", ["parallelspec_eagle", "parallelspec_medusa"])
-def test_packed_training_is_k_plus_1_forwards_of_inference(kind, shape, texts):
+def test_packed_training_is_k_plus_1_forwards_of_inference(kind, trained, texts):
     """The paper's claim: with its attention mask and positions, training equals inference."""
-    head, masks = head_of(kind, shape), 3
+    head, masks = head_of(kind, trained), 3
     packed, compared = pack(texts, masks, within=True), 0
     with torch.no_grad():
         states = states_of(head, texts, packed)
@@ -91,8 +100,8 @@ def frozen_of(shape):
 
 @pytest.mark.parametrize("kind", HEAD_DEFAULTS)
 @torch.no_grad()
-def test_drafts_are_those_of_the_states_after_the_text_and_earlier_drafts(kind, shape, texts):
-    head, frozen = head_of(kind, shape), frozen_of(shape)
+def test_drafts_are_those_of_the_states_after_the_text_and_earlier_drafts(kind, trained, shape, texts):
+    head, frozen = head_of(kind, trained), frozen_of(shape)
     texts = texts._replace(embedded=frozen.embedding[texts.ids])
     drafts = head.draft(texts, frozen, 3)
     for anchor, tokens in zip(texts.anchors, drafts.tolist(), strict=True):
@@ -103,21 +112,23 @@ def test_drafts_are_those_of_the_states_after_the_text_and_earlier_drafts(kind, 
 
 
 @pytest.mark.parametrize("kind", ["eagle", "hydra", "medusa", "parallelspec_eagle"])
-def test_saved_weights_include_the_scale_of_embeddings(kind, shape, texts):
-    trained, saved = build_head(kind, shape, 3, 0, scale=7.5), build_head(kind, shape, 3, 1)
+def test_saved_weights_include_the_scale_of_embeddings(kind, trained, texts):
+    (learned, saved), rescale = (new_head(kind, trained, seed) for seed in (0, 1)), KINDS[kind].rescale
     with torch.no_grad():
-        for parameter in trained.module.parameters():
+        for parameter in learned.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4)))
-        saved.module.load_state_dict(trained.tensors())
-        for name, tensor in trained.from_file(trained.tensors()).items():
-            torch.testing.assert_close(tensor, trained.module.state_dict()[name])
-        for a, b in zip(trained.learn(texts), saved.learn(texts), strict=True):
+        tensors = rescale(learned.state_dict(), 7.5)
+        saved.load_state_dict(tensors)
+        for name, tensor in rescale(tensors, 1 / 7.5).items():
+            torch.testing.assert_close(tensor, learned.state_dict()[name])
+        scaled = texts._replace(embedded=texts.embedded * 7.5)
+        for a, b in zip(learned.learn(scaled), saved.learn(texts), strict=True):
             torch.testing.assert_close(a.states, b.states, atol=1e-4, rtol=1e-4)
 
 
 def stub(learned=NOTHING, drafts=NOTHING):
     """Return a head with these states and these drafts."""
-    return TrainableHead(nn.Module(), lambda _: learned, lambda *_: torch.tensor(drafts))
+    return SimpleNamespace(learn=lambda _: learned, draft=lambda *_: torch.tensor(drafts))
 
 
 def test_losses_are_equations_3_and_4_of_parallelspec(texts):
@@ -152,12 +163,21 @@ def test_losses_are_equations_3_and_4_of_parallelspec(texts):
     assert losses.total.item() == pytest.approx(sum(online), rel=1e-5)
 
 
-def test_the_gradient_of_own_lm_heads_is_autograds(shape, texts):
+def own_lm_heads(trained, frozen):
+    """Return Medusa heads whose own LM heads are copies of the target's."""
+    size = len(frozen.draft_lm_head)
+    vocabulary = 0 if size == len(frozen.lm_head) else size
+    head = new_head("medusa", trained, lm_heads="own", vocabulary=vocabulary)
+    head.load_state_dict(head_of("medusa", trained).state_dict(), strict=False)
+    for lm_head in head.lm_heads:
+        lm_head.data.copy_(frozen.draft_lm_head)
+    return head
+
+
+def test_the_gradient_of_own_lm_heads_is_autograds(trained, shape, texts):
     """The loss of Medusa heads with their own LM heads, against autograd over whole logits."""
-    head, frozen = head_of("medusa", shape), frozen_of(shape)
-    frozen = frozen.shortened(torch.arange(5, 35))
-    assert head.add_lm_heads is not None
-    head.add_lm_heads(frozen.draft_lm_head)
+    frozen = frozen_of(shape).shortened(torch.arange(5, 35))
+    head = own_lm_heads(trained, frozen)
     options = HeadOptions.of("medusa", data=Path("data"), out=Path("out"), token_loss=0.3, lm_heads="own")
     ours = head_losses(head, texts, frozen, options).total
     expected = torch.zeros(())
@@ -170,7 +190,7 @@ def test_the_gradient_of_own_lm_heads_is_autograds(shape, texts):
         crossed = -log_q.gather(-1, columns[drafted, None])[:, 0]
         expected = expected + 0.8**k * (0.3 * crossed + 0.7 * divergence).mean()
     torch.testing.assert_close(ours, expected)
-    parameters = dict(head.module.named_parameters())
+    parameters = dict(head.named_parameters())
     assert parameters["2.1.weight"].shape == (30, WIDTH)
     for ours_part, autograds in zip(
         torch.autograd.grad(ours, list(parameters.values()), retain_graph=True),
@@ -180,14 +200,12 @@ def test_the_gradient_of_own_lm_heads_is_autograds(shape, texts):
         torch.testing.assert_close(ours_part, autograds, atol=1e-6, rtol=1e-4)
 
 
-def test_own_lm_heads_decide_the_drafts(shape, texts):
-    head, frozen = head_of("medusa", shape), frozen_of(shape)
-    shared = head.draft(texts, frozen, 3)
-    assert head.add_lm_heads is not None
-    head.add_lm_heads(frozen.draft_lm_head)
+def test_own_lm_heads_decide_the_drafts(trained, shape, texts):
+    frozen = frozen_of(shape)
+    shared, head = head_of("medusa", trained).draft(texts, frozen, 3), own_lm_heads(trained, frozen)
     assert torch.equal(head.draft(texts, frozen, 3), shared), "they begin as the target's"
     with torch.no_grad():
-        dict(head.module.named_parameters())["1.1.weight"].neg_()
+        dict(head.named_parameters())["1.1.weight"].neg_()
     changed = head.draft(texts, frozen, 3)
     assert torch.equal(changed[:, 0], shared[:, 0])
     assert not torch.equal(changed[:, 1], shared[:, 1])

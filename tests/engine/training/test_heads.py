@@ -17,13 +17,14 @@ from specscope.engine.checkpoints.loader import load
 from specscope.engine.errors import UsageError
 from specscope.engine.heads.files import read_head
 from specscope.engine.heads.kinds import KINDS
+from specscope.engine.heads.packed import Frozen
 from specscope.engine.model.shape import ModelShape
 from specscope.engine.model.slots import Rows
 from specscope.engine.training import cli
 from specscope.engine.training.heads.features import Batches, features_of, stored_features
 from specscope.engine.training.heads.train import read_frozen, train_head
 from specscope.engine.training.loop import Progress, read_log
-from specscope.engine.training.settings import HeadOptions
+from specscope.engine.training.settings import HEAD_DEFAULTS, HeadOptions
 from specscope.engine.training.target_text import read_text
 from tests.engine.training.tiny import parse, toy_corpus, train
 
@@ -50,7 +51,7 @@ def test_stored_features_equal_those_of_decoding(trained, tmp_path):
 def test_batches_depend_on_seed_and_step_only():
     corpus = toy_corpus(*([1, *range(20, 23 + i % 5), 2] for i in range(120)))
     features = torch.arange(len(corpus.ids)).float()[:, None].bfloat16()
-    batches = Batches(corpus, features, torch.arange(65536).float()[:, None], 6)
+    batches = Batches(corpus, features, Frozen(torch.arange(65536).float()[:, None], torch.empty(0)), 6)
     assert len(batches.held_out) == 3
     first, again = batches.batch(7, 5, 0.5, 0), batches.batch(7, 5, 0.5, 0)
     assert torch.equal(first.ids, again.ids)
@@ -65,10 +66,10 @@ def test_batches_depend_on_seed_and_step_only():
     assert (batches.steps(0, 5), batches.steps(2, 5)) == (0, 47), "234 texts are 47 steps of 5"
     assert batches.tokens(117, 0) == sum(min(6, n) for n in np.diff(corpus.starts)[batches.learned])
     with pytest.raises(UsageError, match="the text is too short to learn from"):
-        Batches(toy_corpus([1, 2]), torch.zeros(2, 4), torch.zeros(8, 4), 64)
+        Batches(toy_corpus([1, 2]), torch.zeros(2, 4), Frozen(torch.zeros(8, 4), torch.empty(0)), 64)
 
 
-@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.trainable])
+@pytest.mark.parametrize("kind", HEAD_DEFAULTS)
 def test_every_kind_learns_and_writes_its_files(kind, heads, text, trained):
     out = train_head(heads(kind, steps=40, checkpoint_every=20, text=text))
     log, measured = read_log(out / "loss.jsonl"), read_log(out / "acceptance.jsonl")

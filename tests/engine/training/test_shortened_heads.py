@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 import specscope
-from specscope.engine.checkpoints.config import read_config
 from specscope.engine.errors import UsageError
 from specscope.engine.heads.files import read_head
 from specscope.engine.heads.modules import target_ids
-from specscope.engine.heads.trainable import Frozen, Learned, Texts
-from specscope.engine.model.shape import ModelShape
+from specscope.engine.heads.packed import Frozen, Learned, Texts
 from specscope.engine.training import cli
 from specscope.engine.training.data import Corpus
 from specscope.engine.training.heads.card import restore
@@ -95,7 +94,7 @@ def test_acceptance_compares_drafts_with_the_whole_vocabulary():
     def draft(texts, frozen, count):
         return torch.stack([frozen.draft_best(texts.features[texts.anchors])] * count, 1)
 
-    counts = acceptance(replace(stub(), draft=draft), texts, frozen, 1)
+    counts = acceptance(SimpleNamespace(draft=draft), texts, frozen, 1)
     assert (counts.reached, counts.accepted) == ((2,), (1,))
 
 
@@ -122,8 +121,7 @@ def test_medusa_heads_learn_lm_heads_of_their_own(head, trained, tmp_path, text)
     assert weights.config.own_lm_head
     assert weights.tensors["0.1.weight"].shape == (40, weights.config.hidden_size)
     assert not torch.equal(weights.tensors["0.1.weight"], weights.tensors["1.1.weight"])
-    shape = ModelShape.of(read_config(trained / "target"), trained)
-    texts = restore(weights, shape).module.state_dict()
+    texts = restore(weights).state_dict()
     torch.testing.assert_close(texts["1.1.weight"], weights.tensors["1.1.weight"].float())
     with specscope.open(
         target=trained / "target", runtime="local-thread", device="cpu", head=options.out

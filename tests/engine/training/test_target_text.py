@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import ModelError, RunCancelled, UsageError
-from specscope.engine.heads.trainable import Learned
+from specscope.engine.heads.packed import Frozen, Learned
 from specscope.engine.model.attention import attention_parts
 from specscope.engine.training import pair
 from specscope.engine.training.data import ASSISTANT, BOS, Mixed, Stream, split_chat
@@ -200,7 +200,7 @@ def test_all_tokens_of_an_old_file_count(trained, tmp_path):
     save_file({"ids": ids, "starts": starts}, path, {"target": fingerprint(target)})
     text = read_text(path, target)
     assert text.answers is None
-    batches = Batches(text, torch.zeros(8, 4), torch.zeros(9, 4), 64)
+    batches = Batches(text, torch.zeros(8, 4), Frozen(torch.zeros(9, 4), torch.empty(0)), 64)
     (held,) = batches.held(8, 8)
     assert held.anchors.tolist() == [1, 2, 3]
 
@@ -209,7 +209,7 @@ def test_only_answers_are_learned():
     """Three texts of 7 tokens, whose prompts have 3, 7 and 0 tokens."""
     documents = [list(range(20, 27)), list(range(30, 37)), list(range(40, 47))]
     corpus = replace(toy_corpus(*documents), answers=np.array([3, 14, 14]))
-    batches = Batches(corpus, torch.zeros(21, 4), torch.zeros(65536, 4), 64)
+    batches = Batches(corpus, torch.zeros(21, 4), Frozen(torch.zeros(65536, 4), torch.empty(0)), 64)
     assert sorted([*batches.held_out, *batches.learned]) == [0, 2]
     texts = batches._texts(np.array([0, 2]), [np.arange(1, 6)] * 2)
     assert texts.anchors.tolist() == [2, 3, 4, 5, 8, 9, 10, 11, 12]

@@ -8,16 +8,17 @@ from functools import cache
 import numpy as np
 
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.cluster.memory import Memory
+from specscope.engine.cluster.assignment import Assignment, single
+from specscope.engine.cluster.options import Options
 from specscope.engine.cluster.placement import Placement
-from specscope.engine.cluster.pool import Assignment, StageLimits, pipeline_assignments
+from specscope.engine.cluster.pool import Pool
 from specscope.engine.cluster.session import Cluster
 from specscope.engine.drafting.tree import Wide
-from specscope.engine.errors import UsageError, WorkerDied
-from specscope.engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
+from specscope.engine.errors import WorkerDied
+from specscope.engine.layout import Colocated, LayerParallel, Layout, Separate
 from specscope.engine.model.fuzzy import PartTime
 from specscope.engine.model.language import LanguageModel
-from specscope.engine.runtimes.virtual import Processor, VirtualLoop, VirtualWorker
+from specscope.engine.runtimes.virtual import Processor, VirtualWorker
 from specscope.engine.simulate.oracle import Scripted
 from specscope.engine.trace.events import Device
 from specscope.engine.types import Limits, drafter_key
@@ -88,59 +89,19 @@ class TestCluster(Cluster):
 
 
 @dataclass(frozen=True)
-class Racks:
-    """Virtual devices for any layout: `gpu-drafter`, `gpu-target`, `gpu-target-1` and so on."""
+class Rack:
+    """Virtual devices `gpu0`, `gpu1` and so on with these models."""
 
     models: dict[str, LanguageModel]
     latency: Flat
-    devices: int = 64
     processors: dict[str, Processor] = field(default_factory=dict)
-    memory: Memory = field(default_factory=Memory)
-
-    def assign(self, layout):
-        match layout.arrangement:
-            case Colocated():
-                device = Device("gpu-target", "", "GPU target", "virtual")
-                drafter = Assignment("gpu-target/drafter", (device,))
-                return {"drafter": [drafter], "target": [Assignment("gpu-target", (device,))]}
-            case LayerParallel(ranks):
-                devices = tuple(Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(ranks))
-                group = Assignment(f"gpu0..{ranks}", devices, lanes=(("target", 2),))
-                return {"drafter": [group], "target": [group]}
-            case Pipelined(stages):
-                devices = [Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(self.devices)]
-                assignments = [Assignment(device.name, (device,)) for device in devices]
-                return pipeline_assignments(assignments, stages)
-            case Separate(targets, drafters):
-                if targets + drafters > self.devices:
-                    raise UsageError(f"{targets + drafters} devices are needed; there are {self.devices}")
-                counts = {"drafter": drafters, "target": targets}
-                return {
-                    model: [_assignment(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()
-                }
+    where = "there are"
+    devices = tuple(Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(64))
 
     def reserve(self, assigned):
         pass
 
-    def parts(self, models):
-        return []
-
-    def servers(self, drafters):
-        return self.devices - drafters
-
-    def drafters(self):
-        return len(self.models) - 1
-
-    def ranks(self):
-        return self.devices
-
-    def depth(self):
-        return 0
-
-    def stage_limits(self):
-        return StageLimits(2, self.devices)
-
-    def start_worker(self, assignment):
+    def start(self, assignment):
         name, devices, lanes = assignment.name, assignment.devices, dict(assignment.lanes)
         if self.latency.preempts:
             return PreemptedWorker(name, devices, self.latency, lanes=lanes)
@@ -149,6 +110,40 @@ class Racks:
 
     def loader(self, model, assignment):
         return lambda **_: self.models[model]
+
+    def close(self):
+        pass
+
+
+class Racks(Pool):
+    """A pool whose devices have the names of their roles: `gpu-drafter`, `gpu-target-1`."""
+
+    def assign(self, layout):
+        match layout.arrangement:
+            case Colocated():
+                (target,) = named("target", 1)
+                return {"drafter": [target._replace(name="gpu-target/drafter")], "target": [target]}
+            case LayerParallel(ranks):
+                group = Assignment(f"gpu0..{ranks}", self.devices[:ranks], lanes=(("target", 2),))
+                return {"drafter": [group], "target": [group]}
+            case Separate(targets, drafters):
+                return {"drafter": named("drafter", drafters), "target": named("target", targets)}
+            case _:
+                return super().assign(layout)
+
+
+def named(model, count):
+    """Return the assignments of a model's workers."""
+    names = [f"gpu-{model}-{i}" if i else f"gpu-{model}" for i in range(count)]
+    return [single(Device(name, "", name.replace("gpu-", "GPU "), "virtual")) for name in names]
+
+
+def racks(models, latency):
+    """Return a virtual placement of these models."""
+    options = Options("virtual", profile="flat")
+    site, drafters = Rack(models, latency), len(models) - 1
+    pool = Racks(bundled(), options, site, drafters=drafters, profile="flat", c=latency.c)
+    return Placement(pool, Layout())
 
 
 class AnsweredWorker:
@@ -177,11 +172,6 @@ class AnsweredWorker:
         self.replies[-1].set_exception(WorkerDied(f"{self.name} {why}"))
 
 
-def _assignment(name, number):
-    name += f"-{number}" if number else ""
-    return Assignment(name, (Device(name, "", name.replace("gpu-", "GPU "), "virtual"),))
-
-
 def chains(model, prefixes, counts, **more):
     """Return the job that drafts `counts` tokens after the prefixes; greedy by default."""
     fields = {"sampled": False, "rows": ((),) * len(prefixes), "chain": True, **more}
@@ -208,5 +198,4 @@ def scripted_cluster(target, drafter, latency=None, further=()):
     models = dict(zip(("target", "drafter"), scripted_pair(target, drafter), strict=True))
     for i, other in enumerate(further, 1):
         models[drafter_key(i)] = scripted_pair(target, other)[1]
-    pool = Racks(models, latency)
-    return TestCluster(bundled(), Placement("virtual", pool, Layout(), VirtualLoop, "flat", latency.c))
+    return TestCluster(bundled(), racks(models, latency))

@@ -14,11 +14,13 @@ import pytest
 from specscope.app.main import main
 from specscope.engine.methods import METHODS
 from specscope.traces.closed_forms import speculative_tokens, ssd_hit_rate
+from specscope.traces.lab.sweep import Job, Scripted
+from specscope.traces.metrics import measure
 from specscope.traces.papers import dsi, ems, parallel
 from specscope.traces.papers import page as pages
 from specscope.traces.papers import pearl_speeds as pearl
 from specscope.traces.papers.dsi import measured_time
-from specscope.traces.papers.rows import WITHIN, Heat, Paper, Row, anchor, cells, numbers
+from specscope.traces.papers.rows import WITHIN, Heat, Paper, Row, anchor, cells, numbers, parts
 from specscope.traces.papers.summary import PAPERS, Summary
 from specscope.traces.papers.trust import Trust, trusts
 from specscope.traces.papers.trust_table import trust_table
@@ -46,13 +48,13 @@ def test_every_exact_row_has_the_printed_number_and_every_computed_one_its_assum
     assert set(names.values()) == {1}
 
 
-def test_runs_on_the_virtual_cluster_have_ssds_cliff_too(rows):
-    """Here, where all rows are computed: these runs take 13 s."""
-    found = [row for row in rows if row.item == "SSD, virtual cluster"]
-    ratios = [row.ours or 0 for row in found]
-    assert ratios[1:] == sorted(ratios[1:], reverse=True)
-    assert max(ratios) < 1
-    assert all(row.hit for row in found if row.predicted)
+@pytest.mark.parametrize("gamma", numbers("parallel")["SSD, virtual cluster"]["speeds"])
+def test_the_recorded_speeds_are_those_of_runs_on_the_virtual_cluster(gamma):
+    recorded = numbers("parallel")["SSD, virtual cluster"]
+    run = Scripted(recorded["profile"], recorded["pair"], recorded["tokens"])
+    rate, config = parallel.rate_of_reproduction(), {"gamma": int(gamma)}
+    speeds = [measure(run(Job("ssd", config, seed, rate, ""))).tokens_per_second for seed in range(8)]
+    assert recorded["speeds"][gamma] == pytest.approx(speeds, abs=1e-6)
 
 
 def test_two_thirds_of_the_predictions_are_within_the_limit(rows):
@@ -76,7 +78,7 @@ def test_each_row_is_of_a_method_or_of_none_and_each_pattern_of_a_paper_finds_so
         assert {method for _, method in numbers(key)["methods"]} <= found, key
         for table in numbers(key).values():
             if isinstance(table, dict) and "columns" in table:
-                assert list(cells(table)), "as many numbers as columns"
+                assert all([*cells(part)] for _, part in parts(table)), "as many numbers as columns"
     by_name = {f"{row.paper} {row.item}: {row.row}": row.method for row in rows}
     stub = "parallelspec Stub head: V 7B EAGLE{}, temperature 0.0, speed-up"
     for name, method in {
@@ -90,6 +92,19 @@ def test_each_row_is_of_a_method_or_of_none_and_each_pattern_of_a_paper_finds_so
     }.items():
         assert by_name[name] == method
     assert [row for row in rows if row.predicted and not row.method] == []
+
+
+@pytest.mark.parametrize("key", PAPERS)
+def test_each_line_of_a_file_makes_rows_and_each_formula_and_text_is_used(key, monkeypatch):
+    paper, lines, row = PAPERS[key], [], Row("x", None, None, "exact")
+    monkeypatch.setattr(Paper, "_row", lambda _, __, cell: lines.append(cell.line) or row)
+    assert {*paper.rows()} == {row}
+    used = {id(line) for line in lines}
+    groups = [group for groups in paper.numbers["compare"].values() for group in groups]
+    written = [line for group in groups for line in (group if isinstance(group, list) else [group])]
+    assert [line for line in written if id(line) not in used] == []
+    assert {line["ours"] for line in written if "ours" in line} == {*paper.formulas}
+    assert {line["how"] for line in written} == {*paper.numbers["how"]}
 
 
 @pytest.mark.parametrize(
@@ -195,7 +210,7 @@ def test_a_line_counts_predictions_alone_and_escapes_names_and_reasons():
     assert (len(trust.predicted), len(trust.missed), trust.exact, trust.span()) == (3, 2, 1, "-50 to +100%")
     assert "1 of 3 within 15%, 1 exact; missed by -50 to +100%: <p> <i> (2)" in trust.line()
     assert Trust("pearl", (row(1.0),)).line().endswith("1 of 1 within 15%; nothing missed")
-    paper = Paper("pearl")
+    paper = Paper("pearl", {})
     paper.key = "<p>"
     html = trust_table([paper], rows)
     assert "<why>" not in html

@@ -5,6 +5,8 @@
   `draft_n` out if nothing was drafted. Source: `result_timings` in `server-task.cpp`.
 - Spec-Bench and EAGLE: rows of answers with `wall_time`; `accept_lengths` have the target's own
   token, EAGLE's `idxs` are the number of the last step, from 0.
+- LM Studio: `stats` of an answer of `/api/v0`. Ignored drafts were not sent to the model, so it did
+  not judge them. Source: its documentation, "REST API" and "Speculative Decoding".
 - SGLang: `meta_info` with `spec_*` of a native `/generate`, or of a choice. Accepted and proposed
   drafts do not count the own token, `spec_accept_length` (not read) does. The names changed twice.
   Source: `tokenizer_manager.py`, later `fill_spec_decoding_meta`.
@@ -27,7 +29,7 @@ from specscope.engine.errors import shown
 from specscope.engine.trace.events import Window
 from specscope.engine.trace.ranges import LONGEST_DRAFT
 from specscope.traces.counted import JOINT
-from specscope.traces.imports.logs.llama import NOTE
+from specscope.traces.imports.logs.llama import STEPS
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, window
 from specscope.traces.imports.request_trace import (
     histogram,
@@ -76,25 +78,65 @@ def _is_timings(row: Any) -> bool:
 
 def _timings(row: dict[str, Any], at: float) -> Window:
     timings = row["timings"]
-    tokens, seconds = whole(timings, "predicted_n"), number(timings, "predicted_ms") / 1e3
     drafted = optional_whole(timings, "draft_n") or 0
-    accepted = optional_whole(timings, "draft_n_accepted") if drafted else 0
-    if accepted is not None and accepted > drafted:
-        raise ValueError(f"draft_n_accepted is {accepted}; expected at most draft_n, {drafted}")
-    rounds = optional_whole(timings, "draft_rounds")
-    least = rounds or min(drafted, 1)
-    prompt = number(timings, "prompt_ms") / 1e3 if timings.get("prompt_ms") is not None else 0.0
+    return _request(
+        row,
+        at + _seconds(timings, "prompt_ms", 1e3),
+        number(timings, "predicted_ms") / 1e3,
+        whole(timings, "predicted_n"),
+        drafted,
+        optional_whole(timings, "draft_n_accepted") if drafted else 0,
+        optional_whole(timings, "draft_rounds"),
+    )
+
+
+def _request(
+    row: dict[str, Any],
+    at: float,
+    seconds: float,
+    tokens: int,
+    drafted: int | None,
+    accepted: int | None,
+    rounds: int | None = None,
+) -> Window:
+    """Return the window of a request whose decoding, without the prompt, began `at` seconds."""
+    if accepted is not None and drafted is not None and accepted > drafted:
+        raise ValueError(f"{accepted} draft tokens are accepted; expected at most the {drafted} drafted ones")
+    least = rounds or min(drafted or 0, 1)
     return window(
-        at + prompt,
-        at + prompt + seconds,
+        at,
+        at + seconds,
         label=text(row, "id", 60),
         steps=None if accepted is None else max(least, tokens - accepted - 1),
-        drafts=rounds if drafted else 0,
+        drafts=0 if drafted == 0 else rounds,
         drafted=drafted,
         accepted=accepted,
         tokens=tokens,
-        busy=nanoseconds(seconds),
+        busy=nanoseconds(seconds) or None,
     )
+
+
+def _is_studio(row: Any) -> bool:
+    stats = row.get("stats") if is_object(row) else None
+    return is_object(stats) and stats.get("accepted_draft_tokens_count") is not None
+
+
+def _studio(row: dict[str, Any], at: float) -> Window:
+    stats, usage = row["stats"], row.get("usage")
+    accepted, rejected, ignored, every = (
+        optional_whole(stats, f"{name}_draft_tokens_count")
+        for name in ("accepted", "rejected", "ignored", "total")
+    )
+    if rejected is None and every is not None and ignored is not None:
+        rejected = max(0, every - ignored - (accepted or 0))
+    drafted = None if rejected is None or accepted is None else accepted + rejected
+    if drafted is not None and every not in (None, drafted + (ignored or 0)):
+        raise ValueError(
+            f"{every} draft tokens are not {accepted} accepted + {rejected} rejected + {ignored} ignored"
+        )
+    first, seconds = (_seconds(stats, name) for name in ("time_to_first_token", "generation_time"))
+    tokens = whole(usage if is_object(usage) else {}, "completion_tokens")
+    return _request(row, at + first, seconds, tokens, drafted, accepted)
 
 
 def _engine_of_timings(row: dict[str, Any]) -> str:
@@ -136,7 +178,6 @@ def _answer(row: dict[str, Any], at: float) -> Window:
         accepted=accepted,
         places=places,
         tokens=tokens,
-        busy=nanoseconds(seconds),
         running=1.0,
     )
 
@@ -153,20 +194,22 @@ def _places(times: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(reversed(times[1:])))[::-1]
 
 
-def _meta_of(row: Any) -> dict[str, Any] | None:
-    """Return the entry `meta_info` with counts of a row, or of its choice."""
+def _metas(row: Any) -> list[dict[str, Any]]:
+    """Return the entries `meta_info` with counts of a row, or of its choices."""
     choices = row.get("choices") if is_object(row) else None
-    places = [row, *choices[:1]] if isinstance(choices, list) else [row]
+    places = [row, *choices] if isinstance(choices, list) else [row]
     found = [one["meta_info"] for one in places if is_object(one) and is_object(one.get("meta_info"))]
-    return next((meta for meta in found if "spec_verify_ct" in meta), None)
+    return [meta for meta in found if "spec_verify_ct" in meta]
 
 
 def _is_meta(row: Any) -> bool:
-    return _meta_of(row) is not None
+    return bool(_metas(row))
 
 
 def _meta(row: dict[str, Any], at: float) -> Window:
-    meta = _meta_of(row) or {}
+    meta, *others = _metas(row)
+    if others:
+        raise ValueError(f"an answer has {1 + len(others)} choices with counts; ask with n = 1")
     steps, tokens = whole(meta, "spec_verify_ct"), optional_whole(meta, "completion_tokens")
     accepted, drafted = (_first_of(meta, names) for names in (_ACCEPTED, _PROPOSED))
     name = next((one for one in _HISTOGRAMS if meta.get(one) is not None), "")
@@ -174,8 +217,8 @@ def _meta(row: dict[str, Any], at: float) -> Window:
     if times:
         accepted = _agreed(times, steps, accepted, name)
     elif accepted is None and tokens is not None:
-        accepted = max(0, tokens - steps - 1)
-    seconds = number(meta, "e2e_latency") if meta.get("e2e_latency") is not None else 0.0
+        accepted = max(0, tokens - steps - 1) if steps else 0
+    seconds = _seconds(meta, "e2e_latency")
     return window(
         at,
         at + seconds,
@@ -186,7 +229,6 @@ def _meta(row: dict[str, Any], at: float) -> Window:
         accepted=accepted,
         places=_places(times) if times else (),
         tokens=tokens,
-        busy=nanoseconds(seconds) or None,
     )
 
 
@@ -241,7 +283,7 @@ def _iteration(row: dict[str, Any], at: float) -> Window | None:
         return None
     if not is_object(stats):
         raise ValueError(f"specDecodingStats is {shown(stats)}; expected an object")
-    seconds, drafting = (_milliseconds(one, "iterLatencyMS") for one in (row, stats))
+    seconds, drafting = (_seconds(one, "iterLatencyMS", 1e3) for one in (row, stats))
     requests = optional_whole(stats, "numRequestsWithDraftTokens")
     batch = row.get("inflightBatchingStats")
     decoding = optional_whole(batch, "numGenRequests") if is_object(batch) else None
@@ -259,8 +301,9 @@ def _iteration(row: dict[str, Any], at: float) -> Window | None:
     )
 
 
-def _milliseconds(row: dict[str, Any], name: str) -> float:
-    return number(row, name) / 1e3 if row.get(name) is not None else 0.0
+def _seconds(row: dict[str, Any], name: str, unit: float = 1.0) -> float:
+    """Return a time; 0 if the field is missing."""
+    return number(row, name) / unit if row.get(name) is not None else 0.0
 
 
 def _is_summary(row: Any) -> bool:
@@ -301,7 +344,14 @@ def _average(row: dict[str, Any], name: str) -> float | None:
 
 _OF_ALL = "Times are of the whole {}: queue and prefill count, too"
 ROWS = (
-    Rows("timings of llama.cpp or MLX", _is_timings, _engine_of_timings, _timings, NOTE),
+    Rows(
+        "stats of LM Studio",
+        _is_studio,
+        lambda _: "LM Studio",
+        _studio,
+        f"{STEPS}; ignored drafts, which the model did not judge, are left out",
+    ),
+    Rows("timings of llama.cpp or MLX", _is_timings, _engine_of_timings, _timings, STEPS),
     Rows(
         "answers of Spec-Bench or EAGLE",
         _is_answer,

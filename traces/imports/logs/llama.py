@@ -1,8 +1,10 @@
 """The log of llama.cpp's server: `print_timing`, `draft acceptance` and `statistics` lines.
 
 Each request is a window. Its `statistics` lines, one per drafter, are totals since the server's
-start, so a window has the difference of two. A drafter's `dur(b,g,a)` is the time of its drafts:
-begin, generate, accept. Source: `server-context.cpp` and `common/speculative.cpp`.
+start, so a window has the difference of two; since the summer of 2026 only logs of level 4 have
+them. A drafter's `dur(b,g,a)` is the time of its drafts: begin, generate, accept. Its rates by
+place are accepted tokens / calls of accept. Source: `server-context.cpp` and
+`common/speculative.cpp`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from specscope.engine.trace.events import Window
-from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, whole, window
+from specscope.traces.imports.logs.windows import Printed, drafts_of, nanoseconds, places_of, whole, window
 
 _OWN = re.compile(
     r"slot +print_timing|(?:prompt )?eval time =|draft acceptance|statistics |srv +load_model|load_model:"
@@ -22,18 +24,22 @@ _TIME = re.compile(r"^(.*?)(\d{1,6})\.(\d\d)\.(\d{3})\.(\d{3}) [A-Z] ")
 _SLOT = re.compile(r"slot\s+print_timing:\s+id\s+(\d+)\s+\|\s+task\s+(-?\d+)\s+\|")
 _EVAL = re.compile(r"(prompt )?eval time =\s*(\d+(?:\.\d+)?) ms /\s*(\d+) (?:tokens|runs)")
 _DRAFT = re.compile(r"draft acceptance(?: rate)? =\s*[\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\)(.*)")
-_PLACES = re.compile(r"acceptance rate per position = \(([\d., ]*)\)")
+_MEAN = re.compile(r"mean (?:acceptance length|len) =\s*(\d+\.\d\d)")
+_PLACES = re.compile(r"acc(?:eptance rate)? per pos(?:ition)? = \(([\d., ]*)\)")
 _TOTALS = re.compile(
-    r"statistics\s+([\w-]+): #calls\(b,g,a\) =\s*(\d+)\s+(\d+)\s+(\d+), #gen drafts =\s*(\d+), #acc drafts =\s*(\d+), "
+    r"statistics\s+([\w-]+): #calls(?:\(b,g,a\))? =\s*\d+(?:\s+\d+\s+(\d+))?, #gen drafts =\s*(\d+), #acc drafts =\s*\d+, "
     r"#gen tokens =\s*(\d+), #acc tokens =\s*(\d+)(.*)"
 )
 _RATES = re.compile(r"#acc rate/pos = \(([\d., ]*)\)")
 _DURATION = re.compile(r"dur\(b,g,a\) = (\d+(?:\.\d+)?), (\d+(?:\.\d+)?), (\d+(?:\.\d+)?) ms")
 _RESTART = 1.0
 """Seconds by which the time of a line falls only if the server was started anew."""
+_ROUGH = 20
+"""Ratio of all drafts to a request's from which on the rounded rates of all do not tell its own."""
 _OPEN = 256
 """The newest requests of a log, of which more lines may come."""
-NOTE = "Steps are tokens - accepted - 1: one too few for an answer whose end cut its last step"
+STEPS = "Steps are tokens - accepted - 1: one too few for an answer whose end cut its last step"
+NOTE = f"{STEPS}; drafts without a line of statistics follow from the mean length"
 _MODEL = re.compile(r"load_model: loading model '([^']+)'")
 
 
@@ -52,6 +58,8 @@ class _Totals(NamedTuple):
             return self
         then = before.places or (0,) * len(self.places)
         places = tuple(max(0, a - b) for a, b in zip(self.places, then, strict=False))
+        if _ROUGH * (self.drafts - before.drafts) < self.drafts:
+            places = ()
         ms = None if self.ms is None or before.ms is None else max(0.0, self.ms - before.ms)
         return _Totals(
             self.drafts - before.drafts,
@@ -72,6 +80,7 @@ class _Request:
     ms: float | None = None
     drafted: int | None = None
     accepted: int | None = None
+    mean: float | None = None
     rates: str = ""
     first: bool = False
     """Whether a drafter's totals are the first in the log, so that those before are unknown."""
@@ -86,8 +95,8 @@ class _Request:
         """Whether the drafters counted this request alone, not others at once or before the log."""
         accepted = sum(one.accepted for one in self.drafters.values())
         drafted = sum(one.drafted for one in self.drafters.values())
-        alone = accepted > 0 or drafted == self.drafted or not self.first
-        return self.drafted is None or (accepted == self.accepted and alone)
+        cut = self.accepted == self.drafted  # see `counts`
+        return self.drafted is None or (accepted == self.accepted and (cut or drafted == self.drafted))
 
     def counts(self) -> tuple[int, int]:
         """Return (drafted, accepted).
@@ -135,12 +144,11 @@ class _Server:
         if match := _DRAFT.search(text):
             if not self.requests or self._now.drafted is not None:
                 self._begin(self._now.label if slot else f"request {len(self.requests) + 1}", again=True)
-            places = _PLACES.search(match[3])
             self._now.accepted, self._now.drafted = whole(match[1]), whole(match[2])
-            self._now.rates, self._now.at = (
-                places[1] if places else "",
-                at if at is not None else self._now.at,
-            )
+            self._now.mean = float(mean[1]) if (mean := _MEAN.search(match[3])) else None
+            self._now.at = at if at is not None else self._now.at
+        if match := _PLACES.search(text):
+            self._now.rates = match[1]
         if match := _TOTALS.search(text):
             self._totals(match, at)
 
@@ -160,10 +168,10 @@ class _Server:
         """Take a drafter's line, which follows the lines of the request it ends."""
         if not self.requests or match[1] in self._now.drafters:  # of a request without other lines
             self._begin(f"request {len(self.requests) + 1}", again=True)
-        drafts, rates, times = whole(match[5]), _RATES.search(match[9]), _DURATION.search(match[9])
-        places = places_of(rates[1], drafts) if rates else ()
+        drafts, rates, times = whole(match[3]), _RATES.search(match[6]), _DURATION.search(match[6])
+        places = places_of(rates[1], whole(match[2] or match[3])) if rates else ()
         ms = sum(float(times[i]) for i in (1, 2, 3)) if times else None
-        totals = _Totals(drafts, whole(match[7]), whole(match[8]), places, ms)
+        totals = _Totals(drafts, whole(match[4]), whole(match[5]), places, ms)
         self._now.first |= match[1] not in self._last
         self._now.drafters[match[1]] = totals.since(self._last.get(match[1]))
         self._last[match[1]], self._now.at = totals, at if at is not None else self._now.at
@@ -186,7 +194,9 @@ def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
     """Yield the window of a request, and if it has several drafters one for each."""
     parts = request.drafters if request.is_whole else dict[str, _Totals]()
     drafted, accepted = request.counts()
-    drafts = sum(p.drafts for p in parts.values()) if parts else None
+    drafts = drafts_of(drafted, accepted, 0, request.mean)
+    if parts:
+        drafts = sum(p.drafts for p in parts.values())
     least = 1 if drafts is None and drafted else drafts or 0
     steps = None if request.tokens is None else max(least, request.tokens - accepted - 1)
     ms = [p.ms for p in parts.values()]
@@ -205,7 +215,6 @@ def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
         tokens=request.tokens,
         busy=None if request.ms is None else nanoseconds(request.ms / 1e3),
         drafting=None if not ms or None in ms else nanoseconds(sum(filter(None, ms)) / 1e3),
-        running=None,
     )
     yield whole_one
     for name, part in parts.items() if len(parts) > 1 else ():

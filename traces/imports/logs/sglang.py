@@ -67,7 +67,7 @@ def read(lines: Sequence[str], so_far: dict[str, Any], source: Callable[[str], s
 
 
 def _printed(name: str, server: _Server, steps: dict[str, int], width: dict[str, int]) -> Printed:
-    source = next((one for one in steps if name.startswith(one)), None)
+    source = max((one for one in steps if not one or f"{name} ".startswith(f"{one} ")), key=len, default=None)
     drafted = width[source] - 1 if source in width else _drafted(server.averages)
     rows = [
         row if drafted is None else replace(row, drafted=max(row.accepted or 0, drafted * (row.steps or 0)))

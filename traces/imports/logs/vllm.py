@@ -27,8 +27,10 @@ _LAST_PLACES = re.compile(
 )
 """Of versions whose lines end with it, so that a cut one is known by its digits."""
 _ENGINE = re.compile(
-    r"Engine (\d+): Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: (\d[\d.]*) tokens/s, Running: (\d+) reqs"
+    r"(?:Engine (\d{1,4})|\d+ Engines Aggregated): Avg prompt throughput: [\d.]+ tokens/s, "
+    r"Avg generation throughput: (\d[\d.]*) tokens/s, Running: (\d+) reqs"
 )
+_OWN = re.compile(r"SpecDecoding metrics|Engine \d|\d+ Engines Aggregated|Avg prompt")
 _TIME = re.compile(r"^(.*?)(?:INFO|WARNING|DEBUG) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d) ")
 _PID = re.compile(r"\(\w+ pid=(\d+)\)")
 NOTE = "Numbers of drafts and accepted tokens by place follow from rounded averages of the log"
@@ -63,7 +65,7 @@ def read(lines: Sequence[str], so_far: dict[str, Any], source: Callable[[str], s
             continue
         key, time = _key(line, source), _time(line, year)
         if match := _ENGINE.search(line):
-            beside[key] = _Beside(int(match[1][:4]), float(match[2]), float(match[3]))
+            beside[key] = _Beside(int(match[1] or 0), float(match[2]), float(match[3]))
         elif match := _COUNTS.search(line):
             near = beside.pop(key, None)
             rows = found.setdefault(key._replace(engine=near.engine if near else 0), [])
@@ -74,8 +76,8 @@ def read(lines: Sequence[str], so_far: dict[str, Any], source: Callable[[str], s
 
 
 def _key(line: str, source: Callable[[str], str]) -> _Key:
-    match = _TIME.match(line)
-    before = match[1] if match else line.partition("SpecDecoding metrics")[0].partition("Engine 0")[0]
+    match, own = _TIME.match(line), _OWN.search(line)
+    before = match[1] if match else line[: own.start() if own else 0]
     process = _PID.search(before)
     return _Key(source(_PID.sub("", before)), process[1] if process else "")
 
@@ -128,7 +130,8 @@ def _window(
     if beside is None:
         return row
     alike = _USUAL[0] <= seconds <= _USUAL[1] or abs(end - seconds - before) < 2  # not after a pause
-    return replace(row, tokens=round(beside.speed * seconds) if alike else None, running=beside.running)
+    tokens = round(beside.speed * seconds) if alike and seconds else None
+    return replace(row, tokens=tokens, running=beside.running)
 
 
 def _of_one_length(rows: Sequence[Window]) -> list[Window]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,15 +28,22 @@ MOST_SERVERS = 16
 """Of a log: more are no servers, but something else before each line, such as a request's id."""
 MOST_LINE = 4096
 """Characters of a line that are read: a search may take the square of them."""
+MOST_SETTINGS = 65536
+"""Of SGLang's line of all its settings."""
 _TIMES = re.compile(
     r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?|"
     r"\b[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?|\b\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\b|"
-    r"\b\d{1,4}[/.]\d{1,2}[/.]\d{1,4}\b|\b1\d{9}(?:\.\d{1,9})?\b|"
-    r"\[ *\d{1,9}\.\d{3,9}\]|\b\d{1,6}\.\d\d\.\d{3}\.\d{3} [A-Z]\b|\bstd(?:out|err) [FP]\b"
+    r"(?<![\w.])\d{1,4}[/.]\d{1,2}[/.]\d{1,4}(?![\w.])|\b1\d{9}(?:\d{3}|\.\d{1,9})?\b|"
+    r"\[ *\d{1,9}\.\d{3,9}\]|\b\d{1,6}\.\d\d\.\d{3}\.\d{3} [A-Z]\b|\bstd(?:out|err) [FP]\b|"
+    r"\b(?:DEBUG|INFO|WARNING)\b|:[A-Za-z_]\w{0,80}:\d{1,6}\b"
 )
+"""Times and levels of log, and the place in a program that wrote the line."""
 _NUMBER = re.compile(r":\d{1,9}: *$")
 """Of the line, as `grep -n` puts it after the file's name."""
+_LOOSE = re.compile(r"\[?(?<![\w./-])\d+(?![\w./-])\]?")
+"""A number that is not a part of a name, such as that of the line or of the process."""
 _MESSAGES = ("log", "MESSAGE", "message", "msg", "line")
+_WRITERS = ("pod_name", "container_name", "CONTAINER_NAME", "pod", "container", "service", "_SYSTEMD_UNIT")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -70,11 +78,20 @@ class Printed(NamedTuple):
     """How counts follow from what is printed, where they are not printed themselves."""
     prompts: Sequence[int] = ()
     """Tokens of the prompt of each window; -1 is unknown."""
+    form: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.engine} · {self.key}" if self.key else self.engine
 
 
 def lines_of(text: str) -> list[str]:
     """Return the lines of a text, without colours, control characters and what is too long."""
-    return [_COLOURS.sub("", _message(line[:MOST_LINE])) for line in text.replace("\r", "\n").split("\n")]
+    return [_COLOURS.sub("", _message(_cut(line))) for line in text.replace("\r", "\n").split("\n")]
+
+
+def _cut(line: str) -> str:
+    return line[: MOST_SETTINGS if "server_args" in line[:400] else MOST_LINE]
 
 
 def _message(line: str) -> str:
@@ -85,7 +102,15 @@ def _message(line: str) -> str:
         row: Any = parse_json(line)
     except ValueError:
         return line
-    return next((row[name] for name in _MESSAGES if isinstance(row.get(name), str)), line)[:MOST_LINE]
+    inner = row.get("kubernetes")
+    texts = {
+        key: value
+        for key, value in (row | (inner if isinstance(inner, dict) else {})).items()
+        if isinstance(value, str)
+    }
+    message = next((texts[name] for name in _MESSAGES if name in texts), line)
+    writer = next((texts[name] for name in _WRITERS if name in texts), "")
+    return f"{writer} | {message}" if writer else message
 
 
 def source_of(before: str) -> str:
@@ -94,12 +119,24 @@ def source_of(before: str) -> str:
     As docker compose, kubectl, journald or `grep` put it there: a container's, a pod's or a file's
     name.
     """
-    return _NUMBER.sub("", _TIMES.sub("", before)).strip(" :|[]\t>")[-MOST_NAME:]
+    return _NUMBER.sub("", _TIMES.sub("", before)).strip(" :|[]\t>,-")[-MOST_NAME:]
 
 
 def servers(log: Log, lines: Sequence[str]) -> list[Printed]:
-    """Return what a log tells of each server; of all as one if too many seem to write it."""
-    found = log.read(lines, {}, source_of)
+    """Return what a log tells of each server.
+
+    If most names are of one line, their loose numbers are none of a server; of too many names all
+    are one.
+    """
+    seen = Counter[str]()
+
+    def counted(before: str) -> str:
+        seen[name := source_of(before)] += 1
+        return name
+
+    found = log.read(lines, {}, counted)
+    if sum(n == 1 for n in seen.values()) > max(2, len(seen) // 2):
+        found = log.read(lines, {}, lambda before: " ".join(_LOOSE.sub("", source_of(before)).split()))
     return found if len(found) <= MOST_SERVERS else log.read(lines, {}, lambda _: "")
 
 
@@ -148,22 +185,15 @@ def shifted(window: Window, by: int) -> Window:
     return replace(window, start=window.start + by, end=window.end + by)
 
 
+_COUNTS = ("steps", "drafts", "drafted", "accepted", "tokens", "busy", "drafting", "running")
+_EMPTY: dict[str, Any] = {"drafter": "", "label": "", "places": ()} | dict.fromkeys(_COUNTS)
+
+
 def window(start: float, end: float, **counts: Any) -> Window:
     """Return a window from seconds, with what is not given as unknown."""
-    empty: dict[str, Any] = {
-        "drafter": "",
-        "label": "",
-        "steps": None,
-        "drafts": None,
-        "drafted": None,
-        "accepted": None,
-        "places": (),
-        "tokens": None,
-        "busy": None,
-        "drafting": None,
-        "running": None,
-    }
-    return Window(nanoseconds(start), nanoseconds(max(start, end)), **(empty | counts))
+    if end < start:
+        raise ValueError(f"a time is {end - start:g} s; expected 0 to {MOST_SECONDS:g}")
+    return Window(nanoseconds(start), nanoseconds(end), **(_EMPTY | counts))
 
 
 def nanoseconds(seconds: float) -> int:

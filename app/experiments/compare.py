@@ -1,4 +1,4 @@
-"""Decode the same prompts with several methods: the comparison behind `specscope compare`.
+"""Decode the same prompts with several methods: `specscope compare` and `specscope.compare`.
 
 A method for batches decodes all prompts in one run, or one run per block of rows of a category, and
 brings batched plain decoding, its baseline; other methods have one run per prompt. Passes over the
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from specscope.app.compared import Traces, median_pass, summaries_of, texts_of
-from specscope.app.doubt import orders, ranked
-from specscope.app.floors import digests
+from specscope.app.experiments.doubt import orders, ranked
+from specscope.app.experiments.figures import Traces, median_pass, summaries_of, texts_of
+from specscope.app.experiments.floors import digests
+from specscope.app.experiments.table import Column, Table
 from specscope.app.named import MAX_PASSES, PromptRow, seeded
-from specscope.app.notebook.frames import frame
-from specscope.app.notebook.shown import figures_table, number, output, viewer
+from specscope.app.notebook.shown import output, viewer
 from specscope.app.render.html import text
 from specscope.engine.drafting.suffix import Finished
 from specscope.engine.errors import UsageError
@@ -33,18 +33,36 @@ if TYPE_CHECKING:
 
 SHORT = 32
 """Tokens of an answer below which a speed-up says little about longer ones."""
-HEAD = (
-    "method",
-    "settings",
-    "tokens/s",
-    "speed-up",
-    "its range",
-    "tokens",
-    "tokens / forward",
-    "accepted",
-    "output",
+SPEEDS = (
+    Column("tokens_per_second", "tokens/s", ".1f", width=10),
+    Column("speedup", "speed-up", ".2f", "×", 10),
+    Column("tokens", "tokens", ",", width=8),
 )
-COLUMNS = (
+ACCEPTED = (
+    Column("acceptance_rate", "acc/drafted", ".0%", width=13),
+    Column("acceptance_rate_tested", "acc/tested", ".0%", width=13),
+    Column("accepted_per_round", "acc/round", ".2f", width=13),
+)
+PRINTED = (
+    Column("method", "method", width=-20),
+    *SPEEDS,
+    Column("tokens_per_target_forward", "tok/forward", ".2f", width=13),
+    *ACCEPTED,
+    Column("notes", "  output"),
+)
+"""Columns of `specscope compare`."""
+SHOWN = (
+    Column("method", "method"),
+    Column("settings", "settings"),
+    *SPEEDS[:2],
+    Column("range", "its range"),
+    SPEEDS[2],
+    Column("tokens_per_target_forward", "tokens / forward", ".2f"),
+    Column("acceptance_rate", "accepted", ".0%"),
+    Column("output", "output"),
+)
+"""Columns in a notebook."""
+FRAME = [
     "method",
     "settings",
     "speedup",
@@ -69,8 +87,8 @@ COLUMNS = (
     "equal_to_autoregressive",
     "not_comparable",
     "runs",
-)
-"""Columns of a comparison's data frame: the figures of its JSON object."""
+]
+"""Columns of a data frame: the figures of the JSON object."""
 Runner: TypeAlias = Callable[[str, list[Any], dict[str, Any]], Trace]
 """Decodes prompts with a method; takes its key, the prompts, and arguments of `Cluster.run`."""
 
@@ -160,42 +178,84 @@ class Comparison:
 
     def frame(self) -> pandas.DataFrame:
         """Return a row per method; docs/notebook.md has the columns."""
-        names = [name for name in COLUMNS if name != "method"]
         methods = self.to_dict()["methods"].items()
-        return frame(COLUMNS, [[key, *(figures[name] for name in names)] for key, figures in methods])
+        return Table(
+            [Column(name, name) for name in FRAME], [{**m, "method": key} for key, m in methods]
+        ).frame()
 
     def __repr__(self) -> str:
         found = self.to_dict()
-        named = [(key, found["methods"][key]) for key in found["ranking"]]
-        speeds = [f"{key} {number(m['speedup'], '.2f', '×')}" for key, m in named]
+        speeds = [f"{key} {SPEEDS[1].text(found['methods'][key]['speedup'])}" for key in found["ranking"]]
         return f"Comparison({', '.join(speeds)}; {found['prompts']} prompts, {found['clock']})"
 
     def _repr_html_(self) -> str:
         found, runs = self.to_dict(), [mine[0] for mine in self.traces.values() if 0 in mine]
-        prompts = found["prompts"]
-        line = f"{found['models']} · {prompts} prompt{'' if prompts == 1 else 's'} · {found['clock']}"
-        rows = [_cells(key, found["methods"][key]) for key in found["ranking"]]
         left_out = [f"{key} is left out: {reason}" for key, reason in self.left_out.items()]
         notes = [*filter(None, (self.warning, self.short_answers)), *doubt_lines(found), *left_out]
-        if prompts > 1:
-            notes.append(f"The timeline has the first of {prompts} prompts; the figures are those of all.")
+        if found["prompts"] > 1:
+            notes.append(
+                f"The timeline has the first of {found['prompts']} prompts; the figures are those of all."
+            )
         html = [f"<p>{text(note)}</p>" for note in notes]
-        return output(line, figures_table(HEAD, rows), *html, viewer(runs))
+        return output(line_of(found), Table(SHOWN, rows_of(found)).notebook(), *html, viewer(runs))
 
 
-def _cells(key: str, figures: Mapping[str, Any]) -> list[str]:
-    same = "identical" if figures["equal_to_autoregressive"] else "differs"
-    return [
-        key,
-        figures["settings"],
-        number(figures["tokens_per_second"], ".1f"),
-        number(figures["speedup"], ".2f", "×"),
-        range_text(figures),
-        number(figures["tokens"], ",d"),
-        number(figures["tokens_per_target_forward"], ".2f"),
-        number(figures["acceptance_rate"], ".0%"),
-        same if figures["lossless"] else f"{same} (lossy)",
-    ]
+def line_of(result: Mapping[str, Any]) -> str:
+    """Return models, number of prompts and clock."""
+    prompts = f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'}"
+    return f"{result['models']} · {prompts} · {result['clock']}"
+
+
+def rows_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the figures of each method, the fastest first."""
+    rows = list[dict[str, Any]]()
+    for key in result["ranking"]:
+        m = result["methods"][key]
+        same = "identical" if m["equal_to_autoregressive"] else "differs"
+        same += "" if m["lossless"] else " (lossy)"
+        notes = f"  {' · '.join([same, *_notes(m)])}"
+        rows.append({**m, "method": key, "output": same, "range": range_text(m), "notes": notes})
+    return rows
+
+
+def lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what `specscope compare` prints."""
+    yield line_of(result)
+    for row in result["skipped"]:
+        category = f" ({row['category']})" if row["category"] else ""
+        yield f"skipped: line {row['line']}{category}: {row['reason']}"
+    yield from Table(PRINTED, rows_of(result)).lines()
+    yield from doubt_lines(result)
+    for key, reason in result["left_out"].items():
+        yield f"{key:20}left out: {reason}"
+    yield "tok/forward counts the target's own token, acc (accepted drafts) does not; of a tree all nodes are drafted"
+    yield from (f"{key:20}{m['advice']}" for key, m in result["methods"].items() if m["advice"])
+    yield from (f"{key:20}{_health(m['health'])}" for key, m in result["methods"].items() if m["health"])
+    first = " ".join(m["runs"][0] for m in result["methods"].values())
+    yield f"side by side: specscope report {first} -o report.html"
+
+
+def _health(notes: dict[str, str]) -> str:
+    """Return the first note with its run, and how many other runs have one."""
+    run, note = next(iter(notes.items()))
+    more = f" Notes on {len(notes) - 1} more runs: --json." if len(notes) > 1 else ""
+    return f"run {run}: {note}{more}"
+
+
+def _notes(figures: dict[str, Any]) -> list[str]:
+    notes = [*filter(None, (figures["settings"], range_text(figures)))]
+    if figures["hit_rate"] is not None:
+        notes.append(f"hit rate {figures['hit_rate']:.0%}")
+    if figures["batch"] > 1 and figures["tokens_per_second_per_sequence"]:
+        speed = figures["tokens_per_second_per_sequence"]
+        notes.append(f"throughput of up to {figures['batch']} sequences; {speed:.1f} tokens/s per sequence")
+    if figures["spread"]:
+        low, high = figures["spread"]
+        mean = abs(figures["tokens_per_second"] - (low + high) / 2) < 1e-9
+        notes.append(f"{'mean of' if mean else 'median pass,'} {low:.1f} to {high:.1f} tokens/s")
+    if figures["not_comparable"]:
+        notes.append(f"no speed-up: {figures['not_comparable']}")
+    return notes
 
 
 def range_text(figures: Mapping[str, Any]) -> str:
@@ -222,7 +282,7 @@ def doubt_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def compare(race: Race, run: Runner, **more: Any) -> Comparison:
+def decode_all(race: Race, run: Runner, **more: Any) -> Comparison:
     """Decode all prompts with all methods; `more` are facts of the comparison."""
     entries = race.entries
     parts = {name: race.parts(key) for name, (key, _) in entries.items()}

@@ -1,14 +1,17 @@
 """Drafters of one target: size, time of a draft, agreement with the target, predicted speed-up.
 
-The target's own weights in fewer bits are measured, and the drafters of the pair. All forwards run
-on one core, those of a drafter in turns with the target's.
+`python -m tests.bench.drafters [--pair NAME | --target PATH] [--drafter PATH] [--noise]
+[--prompt-file F] [--limit N] [--quick] [--json]`: the target's own weights in fewer bits, and the
+drafters of the pair. All forwards run on one core, those of a drafter in turns with the target's.
 """
 
 from __future__ import annotations
 
+import argparse
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -17,14 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor, minimum
 
+from specscope.app.bars import DownloadBar
 from specscope.app.bench import speed
-from specscope.app.bench.figures import Note
+from specscope.app.bench.figures import Figure, Note
+from specscope.app.cli.bench import rows
 from specscope.engine.checkpoints.checkpoint import Checkpoint
 from specscope.engine.checkpoints.config import read_config
 from specscope.engine.checkpoints.forms import FORMS, split_form
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.sizes import model_size
+from specscope.engine.checkpoints.sources import resolve
 from specscope.engine.drafting.pace import Curve, Probe
 from specscope.engine.drafting.planner import LONGEST, Plan, best_parallel, best_tree
 from specscope.engine.model.decoder import Decoder
@@ -32,6 +38,7 @@ from specscope.engine.model.int4 import GROUP
 from specscope.engine.model.shape import ModelShape
 from specscope.engine.model.slots import Rows
 from specscope.engine.training.measure import timed_forward
+from tests.bench import script
 
 
 class Answer(NamedTuple):
@@ -108,94 +115,9 @@ class Size(NamedTuple):
 QUICK, FULL = Size(24, 20), Size(96, 100)
 
 
-class Times(NamedTuple):
-    """Processor time of a forward of one row, in milliseconds."""
-
-    least: float
-    median: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Times:
-        return cls(1e3 * min(seconds), 1e3 * median(seconds))
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What was measured of one drafter."""
-
-    drafter: str
-    noisy: bool
-    """Whether the target's weights have noise, which the drafter rounds, too."""
-    bytes: int
-    times: Times
-    target_times: Times
-    """Of the target's forwards in between."""
-    agreement: Agreement
-    speculative: Plan
-    pearl: Plan
-
-    @property
-    def c(self) -> float:
-        return self.target_times.median / self.times.median
-
-    @property
-    def name(self) -> str:
-        return self.drafter + ", noise" * self.noisy
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "drafter": self.drafter,
-            "noise": self.noisy,
-            "bytes": self.bytes,
-            "ms_min": self.times.least,
-            "ms_median": self.times.median,
-            "target_ms_min": self.target_times.least,
-            "target_ms_median": self.target_times.median,
-            "c": self.c,
-            **self.agreement._asdict(),
-            "speculative": self.speculative.facts(),
-            "pearl": self.pearl.facts(),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The drafters of one target."""
-
-    pair: str
-    target_bytes: int
-    verify: Curve
-    """Rows -> median seconds of a forward of the target."""
-    prompts: int
-    rows: tuple[Row, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "pair": self.pair,
-            "target_bytes": self.target_bytes,
-            "target_ms_by_rows": {str(rows): 1e3 * seconds for rows, seconds in self.verify},
-            "prompts": self.prompts,
-            "drafters": [row.to_dict() for row in self.rows],
-        }
-
-    def lines(self) -> list[str]:
-        curve = ", ".join(f"{rows}: {1e3 * seconds:.1f}" for rows, seconds in self.verify)
-        head = f"{'drafter':16}{'MB':>8}{'ms min':>8}{'median':>8}{'c':>6}{'agrees':>8}{'overlap':>9}"
-        text = [
-            f"{self.pair} · fp32 target of {self.target_bytes / 1e6:.1f} MB, one core · {self.prompts} prompts",
-            f"milliseconds of the target by rows: {curve}",
-            f"{head}{'positions':>11}  predicted: speculative, pearl (gamma)",
-        ]
-        for row in self.rows:
-            times = f"{row.bytes / 1e6:>8.1f}{row.times.least:>8.2f}{row.times.median:>8.2f}{row.c:>6.2f}"
-            found = row.agreement
-            shares = f"{found.agreement:>8.3f}{found.overlap:>9.3f}{found.positions:>11}"
-            plans = ", ".join(f"{p.speedup:.2f} ({p.levels})" for p in (row.speculative, row.pearl))
-            text.append(f"{row.name:16}{times}{shares}  {plans}")
-        return text
-
-
-def measure(pair: Pair, prompts: Sequence[Sequence[int]], size: Size, note: Note, *, noise: bool) -> Report:
+def measure(
+    pair: Pair, prompts: Sequence[Sequence[int]], size: Size, note: Note, *, noise: bool
+) -> tuple[dict[str, Figure], dict[str, Any]]:
     """Measure the drafters of a pair's target; with `noise`, those of a noisy target, too."""
     for prompt in prompts:
         pair.check_length(prompt, size.new_tokens)
@@ -204,15 +126,22 @@ def measure(pair: Pair, prompts: Sequence[Sequence[int]], size: Size, note: Note
         target = load(pair.target_path)
         verify = _verify(target, size.repeats)
         note("answers")
-        written, rows = answers(target, pair, prompts, size.new_tokens), list[Row]()
+        written = answers(target, pair, prompts, size.new_tokens)
+        figures = dict[str, Figure]()
         for name, path in drafters_of(pair).items():
             note(name)
-            rows.append(_row(name, path, pair, target, written, verify, size))
+            figures[name] = _figure(path, pair, target, written, verify, size)
             note("")
         if noise:
             del target
-            rows += _noisy(pair, prompts, size.new_tokens, rows, verify, note)
-    return Report(pair.name, _bytes(pair.target_path), verify, len(prompts), tuple(rows))
+            figures |= _noisy(pair, prompts, size.new_tokens, figures, verify, note)
+    facts = {
+        "pair": pair.name,
+        "prompts": len(prompts),
+        "target_bytes": _bytes(pair.target_path),
+        "target_ms_by_rows": {str(rows): 1e3 * seconds for rows, seconds in verify},
+    }
+    return figures, facts
 
 
 def drafters_of(pair: Pair) -> dict[str, Path]:
@@ -225,31 +154,46 @@ def drafters_of(pair: Pair) -> dict[str, Path]:
     return found
 
 
-def _row(
-    name: str, path: Path, pair: Pair, target: Decoder, written: Sequence[Answer], verify: Curve, size: Size
-) -> Row:
+def _figure(
+    path: Path, pair: Pair, target: Decoder, written: Sequence[Answer], verify: Curve, size: Size
+) -> Figure:
     drafter = load(path, name="drafter")
     forwards = [timed_forward(model, 1, CONTEXT) for model in (target, drafter)]
-    times = [[forward() for forward in forwards] for _ in range(size.repeats + 5)][5:]
-    target_times, drafter_times = (Times.of(column) for column in zip(*times, strict=True))
-    found = agreement(target, drafter, pair, written)
-    plans = _plans(verify, target_times, drafter_times, found)
-    return Row(name, False, _bytes(path), drafter_times, target_times, found, *plans)
+    times = [[1e3 * forward() for forward in forwards] for _ in range(size.repeats + 5)][5:]
+    target_times, drafter_times = zip(*times, strict=True)
+    timed = Figure(
+        drafter_times, "ms", detail={"bytes": _bytes(path), "target_ms": median(target_times), "noise": False}
+    )
+    return _predicted(timed, verify, agreement(target, drafter, pair, written))
+
+
+def _predicted(timed: Figure, verify: Curve, found: Agreement) -> Figure:
+    """Return a drafter's times with its agreement, and what follows from both."""
+    target_ms = timed.detail["target_ms"]
+    plans = _plans(verify, target_ms / 1e3, timed.median / 1e3, found)
+    c = target_ms / timed.median
+    best = ", ".join(f"{plan.speedup:.2f} ({plan.levels})" for plan in plans)
+    unit = f"ms; c {c:.2f}, agrees {found.agreement:.3f}, overlap {found.overlap:.3f}, predicted {best}"
+    facts = {"c": c, **found._asdict(), "speculative": plans[0].facts(), "pearl": plans[1].facts()}
+    return replace(timed, unit=unit, detail={**timed.detail, **facts})
 
 
 def _noisy(
-    pair: Pair, prompts: Sequence[Sequence[int]], new_tokens: int, rows: list[Row], verify: Curve, note: Note
-) -> list[Row]:
+    pair: Pair,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    figures: dict[str, Figure],
+    verify: Curve,
+    note: Note,
+) -> dict[str, Figure]:
     note("answers of the target with noise")
-    target, noisy = load_noisy(pair.target_path), list[Row]()
+    target, noisy = load_noisy(pair.target_path), dict[str, Figure]()
     written = answers(target, pair, prompts, new_tokens)
-    timed = {row.drafter: row for row in rows}
     for form, bits in reversed(FORMS.items()):
         note(f"{form}, noise")
         found = agreement(target, load_noisy(pair.target_path, bits), pair, written)
-        row = timed[form]
-        speculative, pearl = _plans(verify, row.target_times, row.times, found)
-        noisy.append(replace(row, noisy=True, agreement=found, speculative=speculative, pearl=pearl))
+        timed = replace(figures[form], detail={**figures[form].detail, "noise": True})
+        noisy[f"{form}, noise"] = _predicted(timed, verify, found)
         note("")
     return noisy
 
@@ -260,13 +204,13 @@ def _verify(target: Decoder, repeats: int) -> Curve:
     return tuple((rows, median(column)) for rows, column in zip(ROWS, zip(*times, strict=True), strict=True))
 
 
-def _plans(verify: Curve, target: Times, drafter: Times, found: Agreement) -> tuple[Plan, Plan]:
-    """Return the best drafts of speculative decoding and of PEARL, predicted from the medians.
+def _plans(verify: Curve, target: float, drafter: float, found: Agreement) -> tuple[Plan, Plan]:
+    """Return the best drafts of speculative decoding and of PEARL, predicted from median seconds.
 
     The target's times by rows are scaled to the minutes of the drafter's.
     """
-    scale = target.median / 1e3 / verify[0][1]
-    scaled, draft = tuple((rows, scale * seconds) for rows, seconds in verify), ((1, drafter.median / 1e3),)
+    scale = target / verify[0][1]
+    scaled, draft = tuple((rows, scale * seconds) for rows, seconds in verify), ((1, drafter),)
     probe = Probe(scaled, draft, draft, 0.0, ((found.agreement,),) * LONGEST, (), 0)
     return best_tree(probe), best_parallel(probe)
 
@@ -301,3 +245,20 @@ def with_noise(matrix: Tensor, key: str) -> Tensor:
     step = (groups.amax(2, keepdim=True) - groups.amin(2, keepdim=True)) / 15
     generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     return (groups + (torch.rand(groups.shape, generator=generator) - 0.5) * step).flatten(1)
+
+
+def from_options(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+    with DownloadBar() as bar:
+        find = partial(resolve, progress=bar.show)
+        if args.target:
+            pair = Pair.of(args.target, *(args.drafter or ()), resolve=find)
+        else:
+            pair = Pair.find(args.pair or "bundled", find)
+    prompts = [pair.encode(row.text) for row in rows(args, PROMPTS)]
+    return measure(pair, prompts, QUICK if args.quick else FULL, note, noise=args.noise)
+
+
+if __name__ == "__main__":
+    options = script.model_options(__doc__)
+    options.add_argument("--noise", action="store_true", help="also for the target with noise on its weights")
+    script.main(options, from_options, {})

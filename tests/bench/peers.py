@@ -1,25 +1,36 @@
 """Our decoding beside llama.cpp's, with the same model file, prompts and cores, in the same rounds.
 
-llama.cpp is optional: the package xllamacpp, which holds it, is imported when this bench begins.
+`python -m tests.bench.peers (--pair NAME | --target F.gguf) [--drafter PATH] [--prompt-file F]
+[--limit N] [--quick] [--json]`. Install llama.cpp by `pip install 'specscope[peers]'`.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
+import specscope
 from specscope import Cluster
+from specscope.app.bars import DownloadBar
 from specscope.app.bench import speed
+from specscope.app.bench.figures import METHODS as FULL
+from specscope.app.bench.figures import METHODS_QUICK as QUICK
 from specscope.app.bench.figures import Figure, Note, Plan
+from specscope.app.bench.methods import PROMPTS
 from specscope.app.bench.speed import Race
+from specscope.app.cli.bench import rows
+from specscope.app.named import able
 from specscope.engine.checkpoints import catalog
 from specscope.engine.errors import ModelError, UsageError, one_line
 from specscope.engine.methods import BASELINE
+from tests.bench import script
 
 METHODS = (BASELINE, "speculative", "pearl")
 THREADS = (1, 2)
@@ -34,7 +45,7 @@ def llama_cpp() -> Any:
     try:
         return importlib.import_module("xllamacpp")
     except ImportError:
-        raise UsageError("--peers needs llama.cpp: pip install 'specscope[peers]'") from None
+        raise UsageError("this bench needs llama.cpp: pip install 'specscope[peers]'") from None
 
 
 def gguf_of(model: str, folder: Path, progress: Any = None) -> Path:
@@ -107,17 +118,30 @@ def measure(
 def _figure(race: Race, name: str, *, ours: bool) -> Figure:
     texts = zip(race.written(name), race.written(BASELINE), strict=True)
     equal = [one == other for one, other in texts]
-    detail: Mapping[str, Any] = {
-        f"over_{BASELINE}": race.speed(name) / race.speed(BASELINE),
-        "equal_texts": sum(equal) / len(equal),
-    }
-    return Figure(tuple(race.speeds[name]), "tokens/s", all(equal) or not ours, detail)
+    ratio, share = race.speed(name) / race.speed(BASELINE), sum(equal) / len(equal)
+    valid = all(equal) or not ours
+    unit = f"tokens/s; {ratio:.2f} times {BASELINE}; {share:.0%} of the texts are equal{'' if valid else ': not comparable'}"
+    return Figure(tuple(race.speeds[name]), unit, valid, {f"over_{BASELINE}": ratio, "equal_texts": share})
 
 
-def lines(figures: Mapping[str, Figure]) -> list[str]:
-    text = list[str]()
-    for name, figure in figures.items():
-        ratio, share = (figure.detail[key] for key in (f"over_{BASELINE}", "equal_texts"))
-        invalid = "" if figure.valid else " (another text than the target's: not comparable)"
-        text.append(f"{name}: {ratio:.2f} times {BASELINE}; {share:.0%} of the texts are equal{invalid}")
-    return [*text, NOTE]
+def from_options(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+    """Return the figures, then the pair and the methods that it cannot run."""
+    if not (args.pair or args.target):
+        raise UsageError("give --pair or --target, a model with a GGUF file")
+    llama_cpp()
+    plan = QUICK if args.quick else FULL
+    questions = rows(args, PROMPTS, plan.prompts)
+    with tempfile.TemporaryDirectory() as folder, DownloadBar() as bar:
+        file = gguf_of(args.target or args.pair, Path(folder), bar.show)
+        note("workers")
+        models = {"target": args.target, "drafter": args.drafter}
+        with specscope.open(args.pair or "bundled", **models, device="cpu") as cluster:
+            keys, left_out = able(list(METHODS), cluster)
+            prompts = [cluster.pair.encode(row.text) for row in questions]
+            figures = measure(cluster, file, prompts, keys, plan, note)
+            facts = {"pair": cluster.pair.name, "runtime": "local-process", "left_out": left_out}
+            return figures, facts | {"lines": [NOTE]}
+
+
+if __name__ == "__main__":
+    script.main(script.model_options(__doc__), from_options, {})

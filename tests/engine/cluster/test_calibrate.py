@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster import calibrate as measuring
+from specscope.engine.cluster.calibrate import FULL, QUICK, Cell, Plan, Times, calibrate, profile_text
 from specscope.engine.errors import UsageError
-from specscope.engine.simulate import calibrate as measuring
-from specscope.engine.simulate.calibrate import FULL, QUICK, Cell, Plan, Times, calibrate, profile_text
 from specscope.engine.simulate.profile import Profile
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model.tiny import CONTEXT

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from specscope.app.doubt import by_prompt, doubt_of
+from specscope.app.experiments.doubt import by_prompt, doubt_of
 from specscope.app.named import PromptRow
 from specscope.engine.methods import BASELINE
 from specscope.engine.trace.trace import Trace

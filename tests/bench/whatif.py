@@ -1,15 +1,20 @@
-"""Compares what-if predictions with virtual runs of the predicted settings, by class."""
+"""How far predictions of `specscope whatif` are from real runs in virtual time, by class.
+
+`python -m tests.bench.whatif [--quick] [--json]`: predicted time over the real run's, less 1, on
+the bundled pair; `--quick` has half of the texts.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import specscope
-from specscope.app.bench.figures import Note
+from specscope.app.bench.figures import Figure, Note
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster.session import Cluster
 from specscope.engine.errors import UsageError
@@ -18,6 +23,7 @@ from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.metrics import measure as metrics
 from specscope.traces.whatif.replay import Change, what_if
+from tests.bench import script
 
 PROFILE, OTHER = ("pearl-4xA100", ""), ("pearl-3xA100", "codellama-7-34")
 PROMPTS = (
@@ -103,49 +109,25 @@ CLASSES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Error:
-    """Errors of one class: predicted seconds per token over really run ones, less 1."""
-
-    name: str
-    values: tuple[float, ...]
-    decided: int
-    drawn: int
-    refused: tuple[str, ...] = ()
-    """The methods of the what-ifs that were refused."""
-
-    def to_dict(self) -> dict[str, Any]:
-        figures = (
-            {
-                "mean": fmean(self.values),
-                "median": median(self.values),
-                "mean_absolute": fmean(map(abs, self.values)),
-                "least": min(self.values),
-                "most": max(self.values),
-            }
-            if self.values
-            else {}
-        )
-        counts = {"n": len(self.values), "decided": self.decided, "drawn": self.drawn}
-        rounded = {key: round(value, 4) for key, value in figures.items()}
-        return {"class": self.name, **counts, **rounded, "refused": list(self.refused)}
-
-
 def measure(
     texts: int, note: Note, classes: tuple[Pairs, ...] = CLASSES, tokens: int = TOKENS
-) -> list[Error]:
-    """Return the errors of all classes on the bundled pair, whose texts do not end early.
+) -> tuple[dict[str, Figure], dict[str, list[str]]]:
+    """Return the errors by class, and the methods of the what-ifs that were refused.
 
-    The texts of a class are shared out among its pairs of settings; each has a seed and one of the
-    prompts.
+    The pair is the bundled one; its texts do not end early. The texts of a class are shared out
+    among its pairs of settings; each has a seed and one of the prompts.
     """
-    pair, errors = replace(Pair.find(), eos=()), list[Error]()
+    pair, figures, refused = replace(Pair.find(), eos=()), dict[str, Figure](), dict[str, list[str]]()
     with _open(pair, *PROFILE) as here, _open(pair, *OTHER) as there:
         runs = _Runs((here, there), tokens)
         for c in classes:
             note(c.name)
-            errors.append(_error(c, runs, texts, note))
-    return errors
+            figure, left_out = _error(c, runs, texts, note)
+            if figure.values:
+                figures[c.name] = figure
+            if left_out:
+                refused[c.name] = left_out
+    return figures, refused
 
 
 class _Runs:
@@ -172,7 +154,7 @@ def _open(pair: Pair, profile: str, profile_pair: str) -> Cluster:
     return specscope.open(pair, runtime="virtual", profile=profile, profile_pair=profile_pair or None)
 
 
-def _error(c: Pairs, runs: _Runs, texts: int, note: Note) -> Error:
+def _error(c: Pairs, runs: _Runs, texts: int, note: Note) -> tuple[Figure, list[str]]:
     values, decided, drawn, refused = list[float](), 0, 0, dict[str, None]()
     for recorded, predicted in c.sides:
         settings = {} if recorded == predicted else predicted[1]
@@ -187,7 +169,11 @@ def _error(c: Pairs, runs: _Runs, texts: int, note: Note) -> Error:
             real = runs.run(predicted, c.temperature, seed, elsewhere=c.elsewhere)
             values.append(_seconds(result.replay) / _seconds(real) - 1)
             decided, drawn = decided + result.decided, drawn + result.drawn
-    return Error(c.name, tuple(values), decided, drawn, tuple(refused))
+    facts: dict[str, Any] = {"decided": decided, "drawn": drawn}
+    if values:
+        facts |= {"mean": round(fmean(values), 4), "mean_absolute": round(fmean(map(abs, values)), 4)}
+    unit = f"of the real time; {drawn / max(1, drawn + decided):.0%} drawn"
+    return Figure(tuple(values), unit, detail=facts), list(refused)
 
 
 def _seconds(trace: Trace) -> float:
@@ -196,18 +182,11 @@ def _seconds(trace: Trace) -> float:
     return seconds
 
 
-def lines(errors: list[Error]) -> list[str]:
-    head = f"{'class':36}{'n':>4}{'mean':>9}{'median':>9}{'mean abs':>10}{'least':>9}{'most':>9}{'drawn':>8}"
-    rows = [
-        f"What-if: predicted time over the real run's, less 1; bundled pair, virtual ({PROFILE[0]})",
-        f"{head}  refused",
-    ]
-    for row in (error.to_dict() for error in errors):
-        numbers = "".join(
-            f"{row[k]:>+{w}.1%}" if k in row else " " * w
-            for k, w in (("mean", 9), ("median", 9), ("mean_absolute", 10), ("least", 9), ("most", 9))
-        )
-        share = row["drawn"] / max(1, row["drawn"] + row["decided"])
-        text = f"{row['class']:36}{row['n']:>4}{numbers}{share:>8.0%}  {', '.join(row['refused'])}"
-        rows.append(text.rstrip())
-    return rows
+def from_options(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+    figures, refused = measure(QUICK if args.quick else FULL, note)
+    lines = [f"refused in {name}: {', '.join(methods)}" for name, methods in refused.items()]
+    return figures, {"device": f"virtual · {PROFILE[0]}", "refused": refused, "lines": lines}
+
+
+if __name__ == "__main__":
+    script.main(script.options(__doc__), from_options, {})

@@ -23,8 +23,9 @@ import torch
 
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.local_devices import devices_of
+from specscope.engine.cluster.options import Options
 from specscope.engine.environment import processor
-from specscope.engine.errors import UsageError
 from specscope.engine.model.cache import Cache
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.shape import ModelShape
@@ -119,7 +120,9 @@ def calibrate(pair: Pair, plan: Plan, device: str = "auto", report: Report = pri
     `device` is `cpu`, `cuda`, or `auto` for CUDA if there is a GPU; `report` takes lines of
     progress.
     """
-    names, place, dtype = _device(device)
+    devices = devices_of(device)
+    place, dtype = devices[0].kind, Options().dtype_on(devices[0])
+    names = tuple(each.name.replace("cuda:", "gpu") for each in devices)
     with _one_thread(names):
         report(f"loading {pair.name} on {names[0]}")
         paths = {"target": pair.target_path, "drafter": pair.drafter_path}
@@ -145,27 +148,11 @@ def calibrate(pair: Pair, plan: Plan, device: str = "auto", report: Report = pri
         )
 
 
-def _device(device: str) -> tuple[tuple[str, ...], str, torch.dtype]:
-    if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"there is no device {device!r}; choose auto, cpu or cuda")
-    gpus = torch.cuda.device_count()
-    if device == "cuda" and not gpus:
-        raise UsageError("device is cuda, but this machine has no CUDA device; use cpu")
-    if device != "cpu" and gpus:
-        return tuple(f"gpu{i}" for i in range(gpus)), "cuda", torch.bfloat16
-    return tuple(f"cpu:{core}" for core in _cores()), "cpu", torch.float32
-
-
-def _cores() -> list[int]:
-    return (
-        sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
-    )
-
-
 @contextmanager
 def _one_thread(names: Sequence[str]) -> Generator[None]:
-    threads, cores = torch.get_num_threads(), _cores()
+    threads = torch.get_num_threads()
     pinned = names[0].startswith("cpu:") and hasattr(os, "sched_setaffinity")
+    cores = os.sched_getaffinity(0) if pinned else {0}
     torch.set_num_threads(1)
     if pinned:
         os.sched_setaffinity(0, {int(names[0].removeprefix("cpu:"))})

@@ -1,14 +1,12 @@
-"""What the trainable modules of all kinds share.
+"""Texts as packed rows, and what a head learns of them.
 
-A trainable module turns the target's features into states that the target's own LM head reads; a
-parameter's name is its tensor's name in the file. Embeddings are often much smaller than features,
-and small inputs are learned slowly, so a module is trained on embeddings times a scale.
+A head turns the target's features into states that the target's own LM head reads. Embeddings are
+often much smaller than features, and small inputs are learned slowly, so a head is trained on
+embeddings times a scale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +24,7 @@ class Texts(NamedTuple):
     ids: Tensor
     """x, (T,) int64."""
     embedded: Tensor
-    """E(x), (T, D)."""
+    """E(x) times the scale, (T, D)."""
     features: Tensor
     """f: the target's final normed hidden state at each token, (T, D)."""
     starts: np.ndarray
@@ -95,76 +93,54 @@ def pack(texts: Texts, count: int, *, within: bool) -> Packed:
     )
 
 
-class TrainableNorm(nn.Module):
-    """Root-mean-square norm."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self._eps = eps
+class TrainableNorm(nn.RMSNorm):
+    """A norm whose weight stays in float32 under autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self._eps)
+        return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
-class TrainableAttention(nn.Module):
-    """Attention of packed rows; rotary pairs are (i, i + head_dim / 2)."""
+class PackedLayer(nn.Module):
+    """A Llama layer over packed rows; its attention may read other vectors, `inputs` wide."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, inputs: int = 0) -> None:
         super().__init__()
         width, queries, keys = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(width, queries, bias=False)
-        self.k_proj = nn.Linear(width, keys, bias=False)
-        self.v_proj = nn.Linear(width, keys, bias=False)
-        self.o_proj = nn.Linear(queries, width, bias=False)
+        self.input_layernorm = TrainableNorm(width, shape.eps) if shape.input_norm else nn.Identity()
+        sizes = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        reads = {name: nn.Linear(inputs or width, n, bias=shape.qkv_bias) for name, n in sizes.items()}
+        self.self_attn = nn.ModuleDict(reads | {"o_proj": nn.Linear(queries, width, bias=False)})
+        self.post_attention_layernorm = TrainableNorm(width, shape.eps)
+        gates = {name: nn.Linear(width, shape.inner, bias=False) for name in ("gate_proj", "up_proj")}
+        self.mlp = nn.ModuleDict(gates | {"down_proj": nn.Linear(shape.inner, width, bias=False)})
         self._size, self._scale = shape.head_dim, shape.rope_scale
         self.register_buffer("frequencies", torch.tensor(shape.frequencies), persistent=False)
 
-    def forward(self, x: Tensor, packed: Packed) -> Tensor:
+    def forward(self, x: Tensor, attention_input: Tensor | None, packed: Packed) -> Tensor:
+        """Map residual inputs, (R, D), to outputs; attention reads its own or the normed x."""
+        x = x + self._attention(
+            self.input_layernorm(x) if attention_input is None else attention_input, packed
+        )
+        y, mlp = self.post_attention_layernorm(x), self.mlp
+        return x + mlp["down_proj"](functional.silu(mlp["gate_proj"](y)) * mlp["up_proj"](y))
+
+    def _attention(self, x: Tensor, packed: Packed) -> Tensor:
         angles = packed.positions[:, None, None] * self.get_buffer("frequencies")
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (project(x).unflatten(-1, (-1, self._size)) for project in projections)
+        q, k, v = (self.self_attn[f"{name}_proj"](x).unflatten(-1, (-1, self._size)) for name in "qkv")
         sizes = [len(mask) for mask in packed.seen]
         split = (t.transpose(0, 1).split(sizes, 1) for t in (_rotate(q, cos, sin), _rotate(k, cos, sin), v))
         outputs = [
             functional.scaled_dot_product_attention(*(t[None] for t in qkv), attn_mask=mask, enable_gqa=True)
             for qkv, mask in zip(zip(*split, strict=True), packed.seen, strict=True)
         ]
-        return self.o_proj(torch.cat(outputs, 2)[0].transpose(0, 1).flatten(1))
+        return self.self_attn["o_proj"](torch.cat(outputs, 2)[0].transpose(0, 1).flatten(1))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + head_dim / 2)."""
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-
-
-class TrainableFeedForward(nn.Module):
-    """down(SiLU(gate(x)) * up(x))."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class TrainableLayer(nn.Module):
-    """A layer of the target's shape, without biases; `input_norm` norms its attention's input."""
-
-    def __init__(self, shape: ModelShape, *, input_norm: bool) -> None:
-        super().__init__()
-        self.input_layernorm = TrainableNorm(shape.width, shape.eps) if input_norm else nn.Identity()
-        self.self_attn = TrainableAttention(shape)
-        self.post_attention_layernorm = TrainableNorm(shape.width, shape.eps)
-        self.mlp = TrainableFeedForward(shape.width, shape.inner)
-
-    def forward(self, x: Tensor, packed: Packed) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), packed)
-        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 _AT_ONCE = 1024
@@ -180,6 +156,11 @@ class Frozen(NamedTuple):
     tokens: Tensor | None = None
     """The tokens that the head drafts, (N,) int64, rising; None: all."""
     rows: Tensor | None = None
+    scale: float = 1.0
+    """Factor of the embeddings in training; the file's weights include it."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.embedding[tokens] * self.scale
 
     def shortened(self, tokens: Tensor) -> Frozen:
         return self._replace(tokens=tokens, rows=self.lm_head[tokens])
@@ -224,69 +205,47 @@ class Learned(NamedTuple):
         return Learned(self.states[counted], self.labels[counted], self.own)
 
 
-@dataclass(frozen=True)
-class TrainableHead:
-    """A module with its training functions."""
-
-    module: nn.Module
-    learn: Callable[[Texts], list[Learned]]
-    """Returns the states of all drafts, by place in the draft, with the text's own tokens as
-    earlier drafts."""
-    draft: Callable[[Texts, Frozen, int], Tensor]
-    """(texts, frozen, count) -> greedy drafts at every anchor, as in use, (A, count)."""
-    rescale: Callable[[Mapping[str, Tensor], float], dict[str, Tensor]] = lambda tensors, _: dict(tensors)
-    """(tensors, factor) -> tensors whose weights include the factor of the embeddings."""
-    scale: float = 1.0
-    """Factor of the embeddings in training; the file's weights include it."""
-    add_lm_heads: Callable[[Tensor], None] | None = None
-    """Gives each head a copy of the target's LM head, (N, D); None: heads of the kind have none."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.rescale(self.module.state_dict(), self.scale)
-
-    def from_file(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.rescale(tensors, 1 / self.scale)
-
-
 def rows_of_anchors(texts: Texts, packed: Packed, number: int) -> Tensor:
     """Return the rows of a number in the anchors' groups; the anchors themselves have number 0."""
     rows, anchors = packed.at(number), torch.from_numpy(texts.anchors).to(texts.ids.device)
     return rows[torch.isin(packed.tokens[rows], anchors)]
 
 
-def layered_head(
-    module: nn.Module, masks: int, draft: Callable[[Texts, Frozen, int], Tensor] | None = None, **more: Any
-) -> TrainableHead:
-    """Return the functions of a module (embeddings, features, packed) -> states, (R, D) each.
+def states_of(head: Any, embedded: Tensor, features: Tensor, packed: Packed) -> Tensor:
+    """Return the states of packed rows, (R, D), of a head with a layer.
 
-    It learns the states of all tokens, and of the K masks behind the anchors. Without `draft`, it
-    drafts all tokens in one forward over masks.
+    Such a head has `layers`, one `PackedLayer`, `norm`, and `inputs(numbers, embedded, features)`,
+    which returns the layer's two inputs.
     """
-
-    def states_of(texts: Texts, packed: Packed) -> Tensor:
-        return module(texts.embedded[packed.tokens], texts.features[packed.tokens - 1], packed)
-
-    def learn(texts: Texts) -> list[Learned]:
-        packed = pack(texts, masks, within=True)
-        states, rows = states_of(texts, packed), [packed.at(k) for k in range(masks + 1)]
-        return [Learned(states[at], packed.tokens[at] + 1 + k) for k, at in enumerate(rows)]
-
-    def draft_from_masks(texts: Texts, frozen: Frozen, count: int) -> Tensor:
-        packed = pack(texts, count - 1, within=False)
-        states = states_of(texts, packed)
-        places = (states[rows_of_anchors(texts, packed, k)] for k in range(count))
-        return torch.stack([frozen.draft_best(place) for place in places], 1)
-
-    return TrainableHead(module, learn, draft or draft_from_masks, **more)
+    return head.norm(head.layers[0](*head.inputs(packed.numbers, embedded, features), packed))
 
 
-def mask_vectors(masks: int, width: int, level: float, *names: str) -> nn.ParameterDict:
-    """Return random vectors as large as features; none without masks.
+def _states(head: Any, texts: Texts, packed: Packed) -> Tensor:
+    return states_of(head, texts.embedded[packed.tokens], texts.features[packed.tokens - 1], packed)
 
-    A small vector would attend to all tokens alike, and training leaves that state slowly.
+
+def learn_with_masks(head: Any, texts: Texts, masks: int) -> list[Learned]:
+    """Return the states of all tokens, and of the K masks behind the anchors."""
+    packed = pack(texts, masks, within=True)
+    states, rows = _states(head, texts, packed), [packed.at(k) for k in range(masks + 1)]
+    return [Learned(states[at], packed.tokens[at] + 1 + k) for k, at in enumerate(rows)]
+
+
+def draft_with_masks(head: Any, texts: Texts, frozen: Frozen, count: int) -> Tensor:
+    """Draft all tokens in one forward over masks."""
+    packed = pack(texts, count - 1, within=False)
+    states = _states(head, texts, packed)
+    places = (states[rows_of_anchors(texts, packed, k)] for k in range(count))
+    return torch.stack([frozen.draft_best(place) for place in places], 1)
+
+
+def mask_vectors(masks: int, width: int, *names: str) -> nn.ParameterDict:
+    """Return random vectors; none without masks.
+
+    A training makes them as large as features: a small vector would attend to all tokens alike,
+    and training leaves that state slowly.
     """
-    kept = names if masks else ()
-    return nn.ParameterDict({name: nn.Parameter(level * torch.randn(masks, width)) for name in kept})
+    return nn.ParameterDict({name: torch.randn(masks, width) for name in names if masks})
 
 
 def init_matrices(module: nn.Module) -> None:

@@ -1,0 +1,39 @@
+"""A mixture of experts: rows grouped by expert, and how many experts a forward reads."""
+
+import pytest
+import torch
+
+import specscope
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.errors import UsageError
+from tests.engine.methods.pairs import make_pair
+from tests.engine.model import tiny
+
+
+def test_more_rows_read_more_experts_and_each_row_has_the_output_of_its_own(tmp_path):
+    tiny.save(tiny.reference("mixtral", seed=2), tmp_path)
+    experts = load(tmp_path).layers[0].down
+    x = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
+    read = []
+    for count in (0, 1, 2, 40):
+        together = experts(x[:count])
+        read.append(experts.read)
+        alone = [experts(row[None]) for row in x[:count]]
+        torch.testing.assert_close(together, torch.cat(alone) if alone else x[:0])
+    assert read[:2] == [0, 2]
+    assert 2 <= read[2] <= 4
+    assert read[3] == 5
+
+
+def test_options_that_a_mixture_cannot_follow_are_refused(tmp_path):
+    pair, _ = make_pair(tmp_path, "qwen2-moe", "right")
+    with pytest.raises(
+        UsageError, match="a mixture of experts, which has eager forwards only; leave forward"
+    ):
+        specscope.open(pair, forward="static")
+    with specscope.open(pair, runtime="local-thread") as cluster:
+        trace = cluster.run("speculative", "once", config={"gamma": 3}, max_new_tokens=12)
+    assert trace.header.environment["forward"] == "eager"
+    tiny.save(tiny.reference("olmoe"), tmp_path / "olmoe")
+    with pytest.raises(UsageError, match="norms the queries of all heads as one vector"):
+        specscope.open(target=tmp_path / "olmoe", tp=2)
