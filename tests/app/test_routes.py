@@ -22,6 +22,7 @@ from specscope.app.service import Service
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.jsonl import read_jsonl
 from specscope.traces.store import Store
+from specscope.traces.view import all_sections
 from specscope.traces.view.aligned import aligned
 from specscope.traces.view.tokens import committed
 from tests.app.fakes import FakeOpen
@@ -248,7 +249,7 @@ def test_a_view_that_fails_is_left_out_with_a_line(client, run, monkeypatch) -> 
     name = run("speculative").run_id
     (whole,) = document(client, name)["runs"]
     for view in ("caches", "trees"):
-        monkeypatch.setattr(f"specscope.traces.view.document.{view}", failing)
+        monkeypatch.setitem(all_sections(), view, all_sections()[view]._replace(make=failing))
     (found,) = document(client, name)["runs"]
     fault = "Not shown, because of a fault of SpecScope"
     assert found["note"] == f"{fault}: KV caches (IndexError), trees (IndexError). Please report it."

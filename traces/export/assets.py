@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "assets" / "viewer"
-SCRIPTS = (
+_ORDER = (
     "packed.js",
     "model.js",
     "dom.js",
@@ -57,7 +57,15 @@ SCRIPTS = (
     "viewer.js",
     "steps.js",
 )
-"""The parts of the viewer's script; each uses only names of the parts before it while loading."""
+_AFTER = _ORDER.index("pointer.js")
+SCRIPTS = (
+    *_ORDER[:_AFTER],
+    *sorted(path.name for path in FOLDER.glob("*.js") if path.name not in _ORDER),
+    *_ORDER[_AFTER:],
+)
+"""The parts of the viewer's script; each uses only names of the parts before it while loading.
+
+A file without a place in the order is an inset, and shown after the others."""
 
 
 @cache

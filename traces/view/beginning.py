@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from specscope.engine.trace.events import LISTS
+from specscope.traces.view import all_sections
 from specscope.traces.view.aligned import aligned
 from specscope.traces.view.document import Document, RunView, sections
 from specscope.traces.waiting import timeline, working_devices
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
     from specscope.engine.trace.trace import Trace
 
-WHOLE = ("headline", "hits", "forecast_sums", "note")
-"""Sections of the beginning's run that are sums over the whole run."""
+WHOLE = ("headline", "note")
+"""Of the whole run, as the sections that need it are."""
 
 
 def beginning(trace: Trace, end: int) -> Trace:
@@ -42,10 +43,11 @@ def end_of(traces: Sequence[Trace], spans: int) -> int:
 def of_beginning(document: Document, traces: Sequence[Trace], end: int, *, redact_prompt: bool) -> Document:
     """Return the document of these runs with the rows until `end` only."""
     cuts = [beginning(trace, end) for trace in traces]
+    whole = [name for name, section in all_sections().items() if section.whole]
     runs = list[RunView]()
     for run, trace, cut in zip(document["runs"], traces, cuts, strict=True):
         found = cast("dict[str, Any]", sections(cut, timeline(cut), redact_prompt, working_devices(trace)))
-        kept = {name: cast("dict[str, Any]", run)[name] for name in WHOLE}
+        kept = {name: cast("dict[str, Any]", run)[name] for name in (*WHOLE, *whole)}
         runs.append(cast("RunView", {**run, **found, **kept}))
     axis = document["axis"] | {"max": max((run["to"] for run in runs), default=0.0)}
     return cast("Document", {**document, "axis": axis, "aligned": aligned(cuts), "runs": runs})

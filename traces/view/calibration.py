@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 from specscope.traces.calibration import calibrations, trials
-from specscope.traces.view import columns_of, row_of
+from specscope.traces.view import columns_of, row_of, section
 from specscope.traces.view.tokens import short
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class CalibrationView(TypedDict):
     bins: BinColumns
 
 
+@section("calibration", "calibration", whole=True)
 def calibration_views(trace: Trace) -> list[CalibrationView]:
     """Return all places together, then each place; empty if no q is recorded."""
     return [_view(one) for one in calibrations(trials(trace))]

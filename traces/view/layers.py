@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.view import columns_of
+from specscope.traces.view import columns_of, section
 from specscope.traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class LayersView(TypedDict):
     rounds: list[FuzzyDraftView]
 
 
+@section("layers", "layers", one=True)
 def layers(trace: Trace) -> LayersView | None:
     parts: dict[int, list[Part]] = {}
     for part in trace.parts:
