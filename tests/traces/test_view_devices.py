@@ -376,7 +376,7 @@ def test_the_load_is_a_condition_of_a_comparison():
     assert (batch_size(run), load_of(sample_trace("autoregressive").header)) == (2, None)
     later = with_header(run, environment={"load": {**LOAD, "arrivals": [0, 0, 0]}})
     later = Trace(
-        later.header, run.spans, rounds=[replace(r, drafted=0) for r in run.rounds], commits=run.commits
+        later.header, spans=run.spans, rounds=[replace(r, drafted=0) for r in run.rounds], commits=run.commits
     )
     first, second = comparisons([[run], [later]])
     assert (first.reason, second.baseline) == ("different arrivals", 1)
