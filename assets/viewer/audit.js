@@ -6,7 +6,7 @@ INSETS.push(() => new PerRun(({ audit }) => audit && (audit.sentence || audit.wh
 /** The card of one run. */
 class AuditCard {
   constructor() {
-    this.head = headOf();
+    this.head = chartHead();
     this.body = el("div", {});
     this.node = el("section", { class: "ss-card ss-pool ss-audit" }, this.head, auditLegend(), this.body);
   }

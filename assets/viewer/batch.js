@@ -30,7 +30,7 @@ function sequenceChoice(run, choose) {
 /** Padded and own cells of one round: a block per sequence, as high as its new rows, as wide as the rows they attend to. */
 class Packing {
   constructor() {
-    this.head = headOf();
+    this.head = chartHead();
     this.slider = el("input", { type: "range", min: 0, class: "ss-packing-round", "aria-label": "Round", oninput: () => this.show(Number(this.slider.value)) });
     this.status = el("p", { class: "ss-detail", role: "status" });
     this.svg = drawn("svg", { role: "list" });

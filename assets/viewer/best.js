@@ -9,7 +9,7 @@ const bestWords = ({ unit }) => (unit === "×" ? "times plain decoding" : unit);
 /** The card of one run. */
 class BestCard {
   constructor() {
-    this.head = headOf();
+    this.head = chartHead();
     this.svg = drawn("svg", { role: "img", height: BEST.top + BEST.height + BEST.foot });
     this.node = el("section", { class: "ss-card ss-pool ss-best" });
   }

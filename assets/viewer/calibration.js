@@ -7,7 +7,7 @@ INSETS.push(() => new PerRun((run) => run.calibration.length, () => new Calibrat
 class CalibrationCard {
   constructor() {
     this.place = 0;
-    this.head = headOf();
+    this.head = chartHead();
     this.legend = el("div");
     this.svg = drawn("svg", { role: "listbox", class: "ss-calibration-plot" });
     this.table = el("div", scrolls("Calibration of q by place in the draft"));

@@ -9,7 +9,7 @@ const wholeCounts = (run) => run.counts.filter((row) => !row.drafter);
 /** The card of one run. */
 class CountsCard {
   constructor() {
-    this.head = headOf();
+    this.head = chartHead();
     this.svg = drawn("svg", { role: "img", height: COUNTS.top + COUNTS.height + COUNTS.foot });
     this.note = el("p", { class: "ss-detail", role: "status" });
     this.node = el("section", { class: "ss-card ss-pool ss-counts" });

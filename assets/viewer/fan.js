@@ -7,7 +7,7 @@ class FanView {
   constructor(viewer) {
     this.t = Infinity;
     this.pointed = null;
-    this.head = headOf();
+    this.head = chartHead();
     this.note = el("p", { class: "ss-detail", role: "status" });
     this.body = el("div", { class: "ss-fan-body" });
     const holder = el("div", {}, el("div", { "data-look": "ss-fan" }, this.note, this.body, fanLegend()));

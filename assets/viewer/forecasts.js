@@ -9,7 +9,7 @@ class ForecastChart {
   constructor() {
     this.t = Infinity;
     this.pointed = null;
-    this.head = headOf();
+    this.head = chartHead();
     this.legend = el("div");
     this.svg = drawn("svg", { role: "img" });
     this.note = el("p", { class: "ss-detail", role: "status" });

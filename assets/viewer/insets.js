@@ -69,7 +69,7 @@ function entitle(chart, run, name, ...more) {
   chart.head.replaceChildren(el("h3", {}, `${name} · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge), ...more);
 }
 
-const headOf = () => el("div", { class: "ss-gantt-title" });
+const chartHead = () => el("div", { class: "ss-gantt-title" });
 
 /** A line of small text in a head. */
 const headNote = (words) => el("span", { class: "ss-note" }, words);

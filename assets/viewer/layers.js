@@ -8,7 +8,7 @@ class LayersChart {
   constructor() {
     this.t = Infinity;
     this.pointed = null;
-    this.head = headOf();
+    this.head = chartHead();
     this.svg = drawn("svg", { role: "img" });
     this.plot = el("div", { class: "ss-pool-plot" }, this.svg);
     this.note = el("p", { class: "ss-detail", role: "status" });

@@ -17,7 +17,7 @@ class LengthsChart {
   constructor(viewer) {
     this.viewer = viewer;
     this.id = `ss-lengths-${Math.random().toString(36).slice(2)}`;
-    this.head = headOf();
+    this.head = chartHead();
     this.legend = el("div");
     this.svg = drawn("svg", { role: "listbox" });
     this.note = el("p", { class: "ss-detail", role: "status" });

@@ -29,7 +29,7 @@ function follow(viewer, fragment) {
     return list.length === count && values.get(name) && list.every(Number.isFinite) ? list : null;
   };
   const part = numbers("sequence", ".", 2);
-  if (part) viewer.reveal(...part);
+  if (part) reveal(viewer, ...part);
   if (!model.runs.some((run) => run.timed)) return;
   const times = numbers("window", ",", 2);
   if (times && times[0] < times[1]) gantt.zoomTo(...times);
@@ -66,4 +66,23 @@ function linkTo(viewer) {
   history.replaceState(history.state, "", here.searchParams.has("race") ? here : link);
   navigator.clipboard?.writeText(link.href).catch(() => {}); // without permission, the address bar has it
   return link.href;
+}
+
+/** Open and mark the text of a sequence of a run, or the row of its window of counts. */
+function reveal(viewer, at, number) {
+  const run = viewer.model.runs[at];
+  const chart = viewer.insets.flatMap((inset) => (inset instanceof PerRun ? [...inset.charts.values()] : [])).find((card) => card.rowOf && card.run === run);
+  if (run && !chart && run.sequences.includes(number)) viewer.follow(run, number);
+  const node = chart ? chart.rowOf(number) : viewer.panes[at]?.parts.get(number);
+  for (let fold = node?.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+  viewer.root.querySelector(".ss-named")?.classList.remove("ss-named");
+  node?.classList.add("ss-named");
+  node?.scrollIntoView({ block: "center" });
+}
+
+/** Follow the address's fragment when it changes; return a function that stops this. */
+function followHash(viewer) {
+  const moved = () => follow(viewer, location.hash.slice(1));
+  window.addEventListener("hashchange", moved);
+  return () => window.removeEventListener("hashchange", moved);
 }

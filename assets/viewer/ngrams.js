@@ -8,7 +8,7 @@ class NgramsView {
   constructor(viewer) {
     this.t = Infinity;
     this.pointed = null;
-    this.head = headOf();
+    this.head = chartHead();
     this.note = el("p", { class: "ss-detail", role: "status" });
     this.body = el("div", { class: "ss-grams-body" });
     const holder = el("div", {}, el("div", { "data-look": "ss-grams" }, this.note, this.body));

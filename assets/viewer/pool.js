@@ -8,7 +8,7 @@ class PoolChart {
   constructor(viewer) {
     this.viewer = viewer;
     this.id = `ss-pool-${Math.random().toString(36).slice(2)}`;
-    this.head = headOf();
+    this.head = chartHead();
     this.legend = el("div");
     this.svg = drawn("svg", { role: "listbox" });
     this.veil = el("div", { class: "ss-veil", hidden: true });

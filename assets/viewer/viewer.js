@@ -18,8 +18,7 @@ class Viewer {
     this.watchTheme();
     this.update(model);
     if (options.fragment && this.model) follow(this, options.fragment);
-    this.moved = () => follow(this, location.hash.slice(1));
-    if (options.source) window.addEventListener("hashchange", this.moved);
+    this.leave = options.source ? followHash(this) : () => {};
   }
 
   build() {
@@ -159,18 +158,6 @@ class Viewer {
     callInsets(this.insets, "followed", this.model);
   }
 
-  /** Open and mark the text of a sequence of a run, or the row of its window of counts. */
-  reveal(at, number) {
-    const run = this.model.runs[at];
-    const chart = this.insets.flatMap((inset) => (inset instanceof PerRun ? [...inset.charts.values()] : [])).find((card) => card.rowOf && card.run === run);
-    if (run && !chart && run.sequences.includes(number)) this.follow(run, number);
-    const node = chart ? chart.rowOf(number) : this.panes[at]?.parts.get(number);
-    for (let fold = node?.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
-    this.root.querySelector(".ss-named")?.classList.remove("ss-named");
-    node?.classList.add("ss-named");
-    node?.scrollIntoView({ block: "center" });
-  }
-
   showRejected(on) {
     this.rejected.checked = on;
     this.root.classList.toggle("ss-show-rejected", on);
@@ -275,9 +262,7 @@ class Viewer {
     this.recolour = () => this.gantt.recolour();
     this.media.addEventListener("change", this.recolour);
     this.classes = new MutationObserver(this.recolour);
-    for (const node of [document.documentElement, document.body]) {
-      this.classes.observe(node, { attributes: true, attributeFilter: ["class"] });
-    }
+    for (const node of [document.documentElement, document.body]) this.classes.observe(node, { attributes: true, attributeFilter: ["class"] });
   }
 
   destroy() {
@@ -289,7 +274,7 @@ class Viewer {
     while (this.panes.length) this.dropPane();
     callInsets(this.insets, "destroy");
     this.root.removeEventListener("keydown", this.keys);
-    window.removeEventListener("hashchange", this.moved);
+    this.leave();
     this.root.replaceChildren();
     this.root.classList.remove("specscope", "ss-show-rejected");
   }

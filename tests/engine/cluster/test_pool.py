@@ -22,7 +22,9 @@ def cores(count, tp=1, drafter_tp=1, spans=()):
 
 
 def gpus(profile, pair=None):
-    return profile_devices(PAIR, Options("virtual", profile, pair, tokens="bernoulli:0.5"))
+    return profile_devices(
+        PAIR, Options("virtual", profile=profile, profile_pair=pair, tokens="bernoulli:0.5")
+    )
 
 
 TP4, TP8 = gpus("8xA100", "llama-3-8-70-tp4"), gpus("8xA100", "llama-3-8-70-tp8")
