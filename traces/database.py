@@ -16,15 +16,13 @@ from sqlalchemy.pool import QueuePool
 from sqlalchemy.schema import CreateIndex
 
 from specscope.engine.errors import StoreError, StoreMissing, UsageError, shown
-from specscope.traces.schema import APPLICATION_ID, VERSION, Base, dump
+from specscope.traces.schema import ADDED_TO, APPLICATION_ID, VERSION, Base, dump
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from sqlalchemy import Connection, Engine
 
-ADDED_TO = 8
-"""The version to which the newest one only adds: a file of it gets what it lacks."""
 BUSY_MS = 5000
 """Milliseconds that a statement waits for another program's lock."""
 
