@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -57,15 +58,16 @@ _ORDER = (
     "viewer.js",
     "steps.js",
 )
-_AFTER = _ORDER.index("pointer.js")
-SCRIPTS = (
-    *_ORDER[:_AFTER],
-    *sorted(path.name for path in FOLDER.glob("*.js") if path.name not in _ORDER),
-    *_ORDER[_AFTER:],
-)
-"""The parts of the viewer's script; each uses only names of the parts before it while loading.
 
-A file without a place in the order is an inset, and shown after the others."""
+
+def ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """Return scripts in order; one without a place is an inset, shown after the others."""
+    after = _ORDER.index("pointer.js")
+    return (*_ORDER[:after], *sorted({*names} - {*_ORDER}), *_ORDER[after:])
+
+
+SCRIPTS = ordered(path.name for path in FOLDER.glob("*.js"))
+"""The parts of the viewer's script; each uses only names of the parts before it while loading."""
 
 
 @cache
