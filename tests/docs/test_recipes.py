@@ -22,7 +22,7 @@ from specscope.traces.export import assets
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-RECIPES = ("method", "kind of drafting head", "view", "profile")
+RECIPES = ("method", "kind of drafting head", "view or trace row", "profile")
 
 
 def recipe(title: str) -> str:
