@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from itertools import chain
 from types import NoneType, UnionType
 from typing import IO, Annotated, Any, Literal, Union, get_args, get_origin
@@ -181,15 +182,24 @@ def fits(value: Any, hint: Any) -> bool:
     return _fit([_frozen(value)], hint)
 
 
+_NUMBERS = {int: {int}, float: {int, float}}
+
+
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint), get_args(hint)
+
+
 def _fit(values: Sequence[Any], hint: Any) -> bool:
     """Return whether all values of one field have the type of a hint."""
-    origin, args = get_origin(hint), get_args(hint)
+    origin, args = _parts(hint)
     kinds = set(map(type, values))
     if origin is Annotated:
         allowed = args[1]
         if not isinstance(allowed, Range):
             return _fit(values, allowed)
-        return _fit(values, args[0]) and all(allowed.low <= value <= allowed.high for value in values)
+        low, high, _ = allowed
+        return kinds <= _NUMBERS[args[0]] and all(low <= value <= high for value in values)
     if origin in (Union, UnionType):
         return _fit_union(values, args)
     if origin is tuple:
