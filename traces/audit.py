@@ -191,7 +191,8 @@ def _windows(tests: Sequence[Test]) -> Iterator[Part]:
 def tests_of(trace: Trace) -> Iterator[Test]:
     """Yield the tests of a run in order; none of those whose rule is not recorded.
 
-    A recorder is told of acceptances behind the end of the output, and of no rejections there.
+    A recorded loop that cuts its output reports the acceptances behind the cut, but not the
+    rejections. Tests behind the cut are left out.
     """
     header, temperature = trace.header, _temperature(trace.header)
     recorded = [] if origin(header) is None else trace.rounds

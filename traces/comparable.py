@@ -108,7 +108,10 @@ def batch_size(trace: Trace) -> int:
 
 
 def drafts(trace: Trace) -> bool:
-    """Return whether anything was drafted; true of other engines' files, and where none is told."""
+    """Return whether anything was drafted.
+
+    True for other engines' files, and for a server that does not count its drafts.
+    """
     untold = trace.header.environment.get(SERVER, {}).get("unknown", ())
     if is_foreign(trace.header) or ACCEPTED in untold:
         return True

@@ -59,8 +59,8 @@ class Folder:
         files = self._files()
         self._open &= files.keys()
         fresh = [name for name, mark in files.items() if self._seen.get(name) != mark][:MOST_OPEN]
-        ended = [one for name in fresh if (one := self._look(name))]
         self._seen |= {name: files[name] for name in fresh}
+        ended = [one for name in fresh if (one := self._look(name))]
         return ended if fresh else None
 
     def close(self) -> None:
@@ -96,13 +96,18 @@ class Folder:
             if trace is not None and self._store is not None:
                 self._store.insert_missing(trace)
         except SpecScopeError as error:
-            tail.close()
+            self._leave(name, tail)
             self._bad += 1
             return Ended(name, None, str(error))
-        tail.close()
+        self._leave(name, tail)
         self._stored += trace is not None
         self._known += trace is None
         return Ended(name, trace, "") if trace is not None else None
+
+    def _leave(self, name: str, tail: Tail) -> None:
+        """Close a file; what was written between the folder's listing and its end was read."""
+        self._seen[name] = tail.mark or self._seen[name]
+        tail.close()
 
     def _is_known(self, tail: Tail) -> bool:
         """Return whether the run of a file is stored already."""

@@ -102,6 +102,14 @@ class Tail:
         except UsageError as error:
             raise UsageError(str(error).replace(path, self.path.name)) from None
 
+    @property
+    def mark(self) -> tuple[int, int, int] | None:
+        """Inode, size and time of the open file; None if it has bytes that were not read."""
+        if self._file < 0:
+            return None
+        mine = os.fstat(self._file)
+        return (mine.st_ino, mine.st_size, mine.st_mtime_ns) if mine.st_size == self._size else None
+
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)

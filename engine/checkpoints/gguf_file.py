@@ -95,7 +95,7 @@ class GgufFile:
         family = FAMILIES[ARCHITECTURES[self.architecture]]
         if (experts := self._value(f"{self.architecture}.expert_count")) and not family.mixture:
             raise ModelError(
-                f"{path} is a mixture of {experts} experts of the architecture {self.architecture}; of such files those "
+                f"{path} is a mixture of {shown(experts)} experts of the architecture {self.architecture}; of such files those "
                 "of qwen3moe are read, and the same model as safetensors (docs/models.md)"
             )
         for tensor in self._reader.tensors:
@@ -112,8 +112,13 @@ class GgufFile:
     def sizes(self) -> dict[str, int]:
         """Fields of the config that transformers does not read from every file."""
         keys = {"head_dim": "attention.key_length", "moe_intermediate_size": "expert_feed_forward_length"}
-        found = {field: self._value(f"{self.architecture}.{key}") for field, key in keys.items()}
-        return {field: int(value) for field, value in found.items() if value}
+        sizes = dict[str, int]()
+        for field, key in keys.items():
+            value = self._value(f"{self.architecture}.{key}")
+            if value and not isinstance(value, int):
+                raise ModelError(f"{self.path}: {key} is {shown(value)}; it must be a whole number")
+            sizes |= {field: value} if value else {}
+        return sizes
 
     def sources(self, config: Any) -> dict[str, Source]:
         """Return checkpoint tensor name -> tensor of the file, of the config's shape."""
@@ -133,10 +138,10 @@ class GgufFile:
                 raise ModelError(f"{self.path} lacks the tensor {stored}")
             expert = int(number[1]) if number else -1
             source = Source(tensors[stored], heads.get(module.rpartition(".")[2], 0), expert)
-            if source.shape != [*size] or expert >= int(tensors[stored].shape[-1]):
-                raise ModelError(
-                    f"{self.path}: {stored} has shape {source.shape}; its metadata asks for {[*size]}"
-                )
+            whole = Source(tensors[stored], 0).shape
+            if source.shape != [*size] or (number and expert >= whole[0]):
+                asked = [config.num_experts, *size] if number else [*size]
+                raise ModelError(f"{self.path}: {stored} has shape {whole}; its metadata asks for {asked}")
             sources[name] = source
         return sources
 

@@ -15,6 +15,8 @@ from specscope.engine.errors import ModelError, plain_name
 
 MOST_LAYERS = 1024
 MOST_EXPERTS = 4096
+MOST_EXPERT_LAYERS = 1 << 16
+"""Most experts of all layers together."""
 MOST_TOKENS = 1 << 22
 MOST_POSITIONS = 1 << 27
 LONGEST_VOCABULARY = 1 << 26
@@ -138,11 +140,33 @@ def check_fields(fields: Mapping[str, Any], where: object) -> None:
                 raise ModelError(f"{where}: {name} is {reprlib.repr(value)}; it must be {kind}")
         else:
             _check_plain(name, value, f"{where}: {name}")
+    _check_dense(fields.get("mlp_only_layers") or [], where)
+    _check_experts(fields, where)
     kinds = fields.get("layer_types") or []
     for i, kind in enumerate(kinds):
         if kind not in LAYER_TYPES:
             raise ModelError(
                 f"{where}: layer_types.{i} is {reprlib.repr(kind)}; supported are {', '.join(LAYER_TYPES)}"
+            )
+
+
+def _check_dense(layers: list[Any], where: object) -> None:
+    for layer in layers[: MOST_LAYERS + 1]:
+        if type(layer) is not int or not 0 <= layer < MOST_LAYERS or len(layers) > MOST_LAYERS:
+            raise ModelError(
+                f"{where}: mlp_only_layers holds {reprlib.repr(layer)}; it must hold at most {MOST_LAYERS} numbers of "
+                f"layers, from 0 to {MOST_LAYERS - 1}"
+            )
+
+
+def _check_experts(fields: Mapping[str, Any], where: object) -> None:
+    """Bound the matrices of a mixture: each of them has a name."""
+    layers = fields.get("num_hidden_layers") or 1
+    for name in ("num_local_experts", "num_experts"):
+        if (fields.get(name) or 0) * layers > MOST_EXPERT_LAYERS:
+            raise ModelError(
+                f"{where}: {name} is {fields[name]} in {layers} layers; all layers together must have at most "
+                f"{MOST_EXPERT_LAYERS} experts"
             )
 
 

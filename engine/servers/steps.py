@@ -172,7 +172,7 @@ class LlamaReader:
 class VllmReader:
     """Of vLLM: `/v1/completions` or `/v1/chat/completions`, with `return_token_ids`.
 
-    With a longest draft of 0, of a server that has none or tells none, each token is a step.
+    `longest` is 0 if the server drafts nothing or counts no drafts; each token is then a step.
     """
 
     def __init__(self, longest: int | None = None) -> None:

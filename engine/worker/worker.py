@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
@@ -108,7 +109,7 @@ async def finish(work: Awaitable[Reply], reply: asyncio.Future[Reply]) -> None:
             reply.set_result(value)
 
 
-class Pump:
+class Pump(ABC):
     """Numbers the jobs of a worker on one device, and passes on their replies.
 
     A transport implements `_post` and `_stop`, and calls `_answer` for each reply, from any thread,
@@ -128,13 +129,13 @@ class Pump:
         last that holds its rows of q."""
         self._dropped: list[Drop] = []
 
+    @abstractmethod
     def _post(self, number: int, job: Job, drops: Sequence[Drop]) -> None:
         """Send drops and a job to the worker."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _stop(self, number: int) -> None:
         """Stop a job after its current forward."""
-        raise NotImplementedError
 
     def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
         return 1

@@ -368,3 +368,18 @@ def test_a_thousand_files_of_which_many_have_no_end(tmp_path, store, monkeypatch
     assert sum(one.trace is not None for one in settled(watched)) == 100
     watched.close()
     assert store.runs()[1] == 1000
+
+
+def test_a_file_that_is_written_while_the_folder_is_listed_counts_once(tmp_path, store, monkeypatch):
+    good, bad = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for file in (good, bad):
+        file.touch()
+    watched = Folder(tmp_path, store)
+    listed = watched._files()
+    good.write_text("".join(EVENTS))
+    bad.write_text("nonsense\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(watched, "_files", lambda: listed)
+        assert len(watched.step()) == 2
+    assert watched.step() is None
+    assert watched.note == "1 stored, 1 not read, 0 without an end."

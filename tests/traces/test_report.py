@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specscope.app.notebook import shown
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import SCHEMA
 from specscope.traces.export.assets import FOLDER, SCRIPTS, viewer_script
@@ -190,3 +191,14 @@ def test_a_report_names_models_but_no_folders_of_this_machine():
         False,
         False,
     ]
+
+
+def test_a_notebooks_frame_of_a_beginning_says_so(monkeypatch):
+    trace = sample_trace("pearl", tokens=60)
+    assert shown.viewer([trace]).startswith("<iframe")
+    monkeypatch.setattr(shown, "MOST_SPANS", 40)
+    monkeypatch.setattr(shown, "LEAST_SPANS", 10)
+    note = (
+        f"<p>The timeline has the first 40 of {len(trace.spans)} spans; the figures are those of whole runs."
+    )
+    assert shown.viewer([trace]).startswith(note)

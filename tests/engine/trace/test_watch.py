@@ -108,7 +108,7 @@ def test_an_output_that_ends_within_a_draft(name):
 
 
 def test_plain_decoding_of_several_sequences():
-    target, _ = pair_of("Mixtral")
+    target, _ = pair_of("Phimoe")
     prompts = torch.tensor([[0, 0, *PROMPT[:-2]], PROMPT])
     mask = torch.tensor([[0, 0, *[1] * (len(PROMPT) - 2)], [1] * len(PROMPT)])
     call = {"attention_mask": mask, "max_new_tokens": 12, "pad_token_id": 0}
@@ -160,7 +160,7 @@ def test_two_tokenizers(do_sample):
 
 
 def test_a_trace_in_memory_is_that_of_the_file_and_all_tools_read_it(tmp_path):
-    target, drafter = pair_of("Mixtral", num_assistant_tokens=4, num_assistant_tokens_schedule="heuristic")
+    target, drafter = pair_of("Phimoe", num_assistant_tokens=4, num_assistant_tokens_schedule="heuristic")
     path = tmp_path / "mine.jsonl"
     with specscope.watch(target, drafter, path=path) as trace:
         generated(target, assistant_model=drafter)
@@ -177,7 +177,7 @@ def test_a_trace_in_memory_is_that_of_the_file_and_all_tools_read_it(tmp_path):
 
 
 def test_nothing_is_left_behind_by_an_exception_and_the_rows_so_far_are_kept(tmp_path):
-    target, drafter = pair_of("Mixtral", num_assistant_tokens=4, num_assistant_tokens_schedule="constant")
+    target, drafter = pair_of("Phimoe", num_assistant_tokens=4, num_assistant_tokens_schedule="constant")
     before, path = left(target, drafter), tmp_path / "mine.jsonl"
     broken = Mock(side_effect=[None, None, None, RuntimeError("out of memory")])
     handle = target.model.register_forward_pre_hook(broken)
@@ -194,7 +194,7 @@ def test_nothing_is_left_behind_by_an_exception_and_the_rows_so_far_are_kept(tmp
 
 
 def test_a_call_that_cannot_be_recorded_is_refused():
-    target, drafter = pair_of("Mixtral")
+    target, drafter = pair_of("Phimoe")
 
     def twice():
         generated(target)
@@ -242,7 +242,7 @@ class Event:
 
 def test_on_gpus_the_times_are_of_events_on_each_models_stream(monkeypatch):
     """With events in place of CUDA's: no GPU is needed."""
-    target, drafter = pair_of("Mixtral", num_assistant_tokens=4, num_assistant_tokens_schedule="constant")
+    target, drafter = pair_of("Phimoe", num_assistant_tokens=4, num_assistant_tokens_schedule="constant")
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(call_module, "_place", lambda model: "cuda:1" if model is target else "cuda:0")
@@ -272,7 +272,7 @@ class Signs:
 
 @pytest.mark.parametrize("sign", SIGNS)
 def test_texts_of_any_signs_are_recorded(sign, tmp_path):
-    target, _ = pair_of("Mixtral")
+    target, _ = pair_of("Phimoe")
     path = tmp_path / "signs.jsonl"
     with specscope.watch(target, tokenizer=Signs(sign), path=path) as trace:
         tokens = generated(target, max_new_tokens=5)

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
@@ -26,9 +26,9 @@ def neox(vocab):
     return GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=vocab, max_position_embeddings=256, **SIZES, **ENDS))
 
 
-def mixtral(vocab):
+def phimoe(vocab):
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 1}
-    return MixtralForCausalLM(MixtralConfig(vocab_size=vocab, **experts, **SIZES, **ENDS))
+    return PhimoeForCausalLM(PhimoeConfig(vocab_size=vocab, **experts, **SIZES, **ENDS))
 
 
 def t5(vocab):
@@ -38,7 +38,7 @@ def t5(vocab):
     )
 
 
-ARCHITECTURES = {"GPTNeoX": neox, "Mixtral": mixtral, "T5": t5}
+ARCHITECTURES = {"GPTNeoX": neox, "Phimoe": phimoe, "T5": t5}
 CALLS = {
     "plain": ({}, {}),
     "constant": ({}, {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}),

@@ -125,8 +125,8 @@ def source_of(before: str) -> str:
 def servers(log: Log, lines: Sequence[str]) -> list[Printed]:
     """Return what a log tells of each server.
 
-    If most names are of one line, their loose numbers are none of a server; of too many names all
-    are one.
+    If most names stand in one line only, numbers that stand alone are left out of the names. If
+    there are too many names even then, all lines are those of one server.
     """
     seen = Counter[str]()
 
