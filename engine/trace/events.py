@@ -46,7 +46,7 @@ TOO_BUSY = 0.5
 """Cores used by other programs from which on times are doubtful."""
 
 # Closed sets. The database stores a text's index: a set only grows at its end, and only with a new
-# `VERSION` of `specscope.traces.schema`, so that an older SpecScope refuses a code that it lacks.
+# `VERSION` of `traces/database/schema.py`, so that an older SpecScope refuses a code that it lacks.
 SpanKind = Literal[
     "prefill",
     "draft",
@@ -137,8 +137,8 @@ class Header(Line):
     """Software versions, processor and host. On several nodes `clocks` (see
     `specscope.engine.cluster.ray_devices`); `open`, the settings that were planned, as given; in
     virtual runs also the profile's pair and the token source; with a drafting head its path; under
-    load, `load`; of another engine, `imported` (see `specscope.traces.imported`); of a replay,
-    `whatif` (see `specscope.traces.whatif`)."""
+    load, `load`; of another engine, `imported` (see `specscope.traces.facts.imported`); of a
+    replay, `whatif` (see `specscope.traces.whatif`)."""
     group: str = ""
     """Shared by the runs of one comparison."""
     lossless: bool = True

@@ -9,18 +9,18 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from specscope.app import beside, demo
-from specscope.app.beside import GROUP, keep
-from specscope.app.service import Service
-from specscope.app.shipped import pack, unpack
+from specscope.app.jobs.service import Service
+from specscope.app.shipped import beside, demo
+from specscope.app.shipped.beside import GROUP, keep
+from specscope.app.shipped.packing import pack, unpack
 from specscope.app.tabs.history import EXAMPLE, History
 from specscope.engine.methods import METHODS
-from specscope.traces.checks import check
-from specscope.traces.comparable import other_load
-from specscope.traces.diff import diff
+from specscope.traces.database.store import Store
 from specscope.traces.export.report import render_report
-from specscope.traces.imported import origin
-from specscope.traces.store import Store
+from specscope.traces.facts.checks import check
+from specscope.traces.facts.comparable import other_load
+from specscope.traces.facts.imported import origin
+from specscope.traces.judge.diff import diff
 from specscope.traces.view.document import view_model
 from tests.app.commands import printed
 from tests.docs.test_instrument import load_example

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specscope.engine.simulate.profile import FOLDER
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 from specscope.traces.view import document
 from tests.traces.samples import OPEN
 

@@ -13,14 +13,14 @@ from specscope.engine.run.models import Model
 from specscope.engine.trace.events import Commit, Decision, Device, Footer, Part, Round, Span
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
-from specscope.traces.comparable import batch_size, comparisons
-from specscope.traces.metrics import measure
-from specscope.traces.requests import figures, load_of, requests, stops_paying
+from specscope.traces.facts.comparable import batch_size, comparisons
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.requests import figures, load_of, requests, stops_paying
+from specscope.traces.facts.waiting import Around, preempted, sp_degree, wasted, working_devices
 from specscope.traces.view.caches import caches
 from specscope.traces.view.layers import layers
 from specscope.traces.view.servers import server_pool
 from specscope.traces.view.tracks import queue, span_fates
-from specscope.traces.waiting import Around, preempted, sp_degree, wasted, working_devices
 from tests.engine.worker.harness import Flat, scripted_cluster
 from tests.traces.samples import MS, sample_trace, shown, with_header
 from tests.traces.scripted import PROMPT, drafting, dsi, easyspec, say

@@ -14,13 +14,13 @@ from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from specscope.traces.waiting import WHOLE
+from specscope.traces.facts.waiting import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.waiting import Around
+    from specscope.traces.facts.waiting import Around
 
 View = TypeVar("View")
 Maker = TypeVar("Maker", bound=Callable[..., Any])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.audit import audit
+from specscope.traces.judge.audit import audit
 from specscope.traces.view import row_of, section
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.audit import Part
+    from specscope.traces.judge.audit import Part
 
 
 class PartView(TypedDict):
-    """The fields of `specscope.traces.audit.Part`."""
+    """The fields of `specscope.traces.judge.audit.Part`."""
 
     name: str
     tested: int

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from specscope.engine.trace.events import LISTS
+from specscope.traces.facts.waiting import timeline, working_devices
 from specscope.traces.view import all_sections
 from specscope.traces.view.aligned import aligned
 from specscope.traces.view.document import Document, RunView, sections
-from specscope.traces.waiting import timeline, working_devices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

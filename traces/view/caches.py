@@ -16,10 +16,10 @@ from collections import Counter
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.imported import CACHED, origin
-from specscope.traces.padding import finished, rounds_by_step, steps_of
+from specscope.traces.facts.imported import CACHED, origin
+from specscope.traces.facts.padding import finished, rounds_by_step, steps_of
+from specscope.traces.facts.waiting import FORWARDS, WHOLE, Around, decoding_clock
 from specscope.traces.view import section
-from specscope.traces.waiting import FORWARDS, WHOLE, Around, decoding_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.calibration import calibrations, trials
+from specscope.traces.facts.calibration import calibrations, trials
 from specscope.traces.view import columns_of, row_of, section
 from specscope.traces.view.tokens import short
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.calibration import Calibration
+    from specscope.traces.facts.calibration import Calibration
 
 
 class BinColumns(TypedDict):
-    """The bins with tested tokens, as in `specscope.traces.calibration.Bin`."""
+    """The bins with tested tokens, as in `specscope.traces.facts.calibration.Bin`."""
 
     low: list[float]
     tested: list[int]

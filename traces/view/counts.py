@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces import counted
+from specscope.traces.facts import counted
 from specscope.traces.view import section
 
 if TYPE_CHECKING:

@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from specscope.engine.errors import SpecScopeError
 from specscope.engine.methods import METHODS
-from specscope.traces.comparable import batch_size, drafts, other_load
-from specscope.traces.imported import is_timed, origin, with_unknown
-from specscope.traces.metrics import Metrics, measure, speedup
-from specscope.traces.race import Racer, Spread, race_line, racers_of, spread, winners
-from specscope.traces.verdict import Verdict, verdict
+from specscope.traces.facts.comparable import batch_size, drafts, other_load
+from specscope.traces.facts.imported import is_timed, origin, with_unknown
+from specscope.traces.facts.metrics import Metrics, measure, speedup
+from specscope.traces.facts.places import has_trees
+from specscope.traces.facts.settings import config_text, drafter_text, planned_text, policy_text, shown_config
+from specscope.traces.facts.waiting import WHOLE, Around, Timeline, decoding_clock, timeline, working_devices
+from specscope.traces.judge.race import Racer, Spread, race_line, racers_of, spread, winners
+from specscope.traces.judge.verdict import Verdict, verdict
 from specscope.traces.view import all_sections
 from specscope.traces.view.aligned import AlignedView, aligned, equal_tokens
 from specscope.traces.view.audit import AuditView
 from specscope.traces.view.best import BestView, best_view
 from specscope.traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
 from specscope.traces.view.ngrams import CopyView
-from specscope.traces.view.settings import config_text, drafter_text, planned_text, policy_text, shown_config
-from specscope.traces.view.tokens import GhostView, TokenView, committed, ghosts, has_trees
+from specscope.traces.view.tokens import GhostView, TokenView, committed, ghosts
 from specscope.traces.view.tracks import (
     RoundView,
     ShareOfTime,
@@ -31,7 +33,6 @@ from specscope.traces.view.tracks import (
     rounds,
     tracks,
 )
-from specscope.traces.waiting import WHOLE, Around, Timeline, decoding_clock, timeline, working_devices
 
 if TYPE_CHECKING:
     from specscope.engine.trace.events import Device
@@ -156,7 +157,7 @@ def view_model(
 
     Args:
         traces: The runs compared, in the order shown. A run without a footer is in progress.
-        passes: For each run, all passes of it (see `specscope.traces.race`); empty if no run was
+        passes: For each run, all passes of it (see `traces/judge/race.py`); empty if no run was
             repeated.
         redact_prompt: Leave out the prompts, the texts in settings, and lost drafts that were
             copied from either.

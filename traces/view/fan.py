@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
-from specscope.traces.forks import lookups
+from specscope.traces.facts.forks import lookups
+from specscope.traces.facts.places import NO_NODE
+from specscope.traces.facts.waiting import WHOLE, Around, decoding_clock
 from specscope.traces.view import columns_of, section
-from specscope.traces.view.tokens import NO_NODE, short
-from specscope.traces.waiting import WHOLE, Around, decoding_clock
+from specscope.traces.view.tokens import short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import row_of, section
-from specscope.traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace

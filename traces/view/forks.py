@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypedDict
 
+from specscope.traces.facts.places import NO_NODE
 from specscope.traces.view import section
-from specscope.traces.view.tokens import NO_NODE, NodeColumns, TreeView, judged_drafts, short
+from specscope.traces.view.tokens import NodeColumns, TreeView, judged_drafts, short
 from specscope.traces.view.tokens import trees as judged_trees
 
 if TYPE_CHECKING:

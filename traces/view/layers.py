@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, TypedDict
 
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import columns_of, section
-from specscope.traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
     from specscope.engine.trace.events import Part, Span

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypedDict
 
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import row_of, section
-from specscope.traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

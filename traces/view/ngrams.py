@@ -11,9 +11,9 @@ import re
 from itertools import chain
 from typing import TYPE_CHECKING, TypedDict
 
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import row_of, section
 from specscope.traces.view.tokens import judged_drafts
-from specscope.traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from specscope.traces.verdict import NONE
+from specscope.traces.facts.waiting import Timeline, decode_window, decoding_clock, timeline
+from specscope.traces.judge.verdict import NONE
 from specscope.traces.view import all_sections
 from specscope.traces.view.document import VERSION, heading, sections
 from specscope.traces.view.figures import figure_rows
-from specscope.traces.waiting import Timeline, decode_window, decoding_clock, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specscope.engine.trace.events import Device
-    from specscope.traces.windows import Bins, Extent, Window
+    from specscope.traces.database.windows import Bins, Extent, Window
 
 PIECEMEAL = ("tokens", "ghosts", "rounds")
 """Rows with a time that are cut to the window, as those of timed sections are."""

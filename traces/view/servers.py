@@ -11,9 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, TypedDict
 
+from specscope.traces.facts.waiting import SCORING, WHOLE, Around, decoding_clock, preempted, side
 from specscope.traces.view import section
 from specscope.traces.view.tracks import span_fates
-from specscope.traces.waiting import SCORING, WHOLE, Around, decoding_clock, preempted, side
 
 if TYPE_CHECKING:
     from specscope.engine.trace.events import Device, Span

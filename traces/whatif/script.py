@@ -19,7 +19,7 @@ from specscope.engine.simulate.recorded import recorded_pair
 from specscope.engine.trace.events import Chain, Commit, Decision, Forked, Header
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
-from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT
+from specscope.traces.facts.imported import NO_TOKEN, UNKNOWN_TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
