@@ -1,4 +1,4 @@
-"""The entry point of `specscope`: Ctrl-C works from here on, before the commands are imported."""
+"""The entry point of `specscope`: Ctrl-C works from here on. Then commands are imported."""
 
 from __future__ import annotations
 

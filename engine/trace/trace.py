@@ -29,7 +29,7 @@ class Trace(Rows):
         else:
             if type(event) not in LISTS:
                 raise UsageError(f"{shown(event)} is no row of a trace")
-            self.list_of(type(event)).append(event)
+            getattr(self, LISTS[type(event)]).append(event)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Trace:
@@ -45,14 +45,10 @@ class Trace(Rows):
             trace.add(event)
         return trace
 
-    def list_of(self, kind: type[Row]) -> list[Any]:
-        """Return the list of a kind of row."""
-        return getattr(self, LISTS[kind])
-
     def rows(self) -> Iterator[Row]:
         yield from (Piece(t, s) for t, s in self.pieces.items())
-        for kind in LISTS:
-            yield from self.list_of(kind)
+        for name in LISTS.values():
+            yield from getattr(self, name)
 
     def events(self) -> Iterator[Event]:
         yield self.header

@@ -37,7 +37,7 @@ def check_rows(trace: Trace, spans: Collection[int] = (), documents: Collection[
 
 def _own_faults(trace: Trace, kind: type[Row]) -> Iterator[str]:
     """Yield a message for each row that contradicts itself or the header."""
-    rows, header = trace.list_of(kind), trace.header
+    rows, header = getattr(trace, LISTS[kind]), trace.header
     names = types_of(kind)
     if "device" in names:
         known = {d.name for d in header.devices}.union(NO_DEVICES if kind is Occupancy else ())

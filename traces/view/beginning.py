@@ -23,7 +23,7 @@ WHOLE = ("headline", "note")
 def beginning(trace: Trace, end: int) -> Trace:
     """Return the rows of a trace until `end`, in nanoseconds, with its header and footer."""
     rounds = {(row.step, row.sequence) for row in trace.rounds if row.time <= end}
-    return replace(trace, **{name: _until(end, rounds, trace.list_of(kind)) for kind, name in LISTS.items()})
+    return replace(trace, **{name: _until(end, rounds, getattr(trace, name)) for name in LISTS.values()})
 
 
 def _until(end: int, rounds: set[tuple[int, int]], rows: list[Any]) -> list[Any]:
