@@ -9,7 +9,7 @@ import psutil
 from specscope.engine.cluster.occupancy import ProcessorTime, processor_time, used_by_others
 from specscope.engine.trace.events import TOO_BUSY
 from specscope.engine.trace.load import used
-from specscope.traces.comparable import OtherLoad
+from specscope.traces.facts.comparable import OtherLoad
 
 __all__ = ["ProcessorTime", "busy_since", "busy_warning", "read_load"]
 

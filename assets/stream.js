@@ -2,7 +2,7 @@
 //
 // Gradio's server ends the stream when no call is left. A page that has not yet read that end takes the stream for open:
 // it opens no new one, and a call that joins meanwhile shows nothing. The server tells such a call (`LateJoins` in
-// app/guard.py); the call's answer then waits until Gradio has closed the stream.
+// app/web/guard.py); the call's answer then waits until Gradio has closed the stream.
 "use strict";
 
 (() => {

@@ -18,7 +18,7 @@ from specscope.engine.bounds import check_stops
 from specscope.engine.errors import UsageError, named_fields, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 Rule = Literal["ratio", "match", "target", "typical"]
 """What decided a token: rule 1 `ratio` (the draft was sampled), rule 2 `match` (the draft is a
@@ -198,21 +198,6 @@ class CopySource(NamedTuple):
     """The number of tokens right before `start` that equal the last ones of the prefix."""
 
 
-class Forecast(NamedTuple):
-    """What the best draft from suffix trees is expected to bring."""
-
-    tree: str
-    """`own`, the sequence's prompt and output; `finished`, other texts; empty without a draft."""
-    match: int
-    """The number of last tokens that occur in the tree right before the draft."""
-    occurrences: int
-    """Those of the match in the tree."""
-    score: float
-    """Expected accepted tokens, by the counts of the tree."""
-    drafter: float | None = None
-    """Expected accepted tokens of a draft of the drafter; None without one."""
-
-
 @dataclass(frozen=True)
 class Draft:
     """Drafted tokens after a prefix: a chain, or a tree given by the tokens' parents."""
@@ -226,8 +211,10 @@ class Draft:
     """The n-grams of a pool that it tries, each with its first token, which is part of the text.
 
     Parts and sums of a draft have none."""
-    forecast: Forecast | None = None
-    """Of a method with suffix trees. Parts and sums of a draft have none."""
+    rows: tuple[Callable[[int, int], Any], ...] = field(default=(), compare=False)
+    """Each makes a row of the trace about it, of the step and the sequence that judge it.
+
+    Parts and sums of a draft have none."""
 
     @classmethod
     def empty(cls) -> Draft:

@@ -32,7 +32,7 @@ from specscope.engine.model.shape import ModelShape
 from specscope.engine.model.slots import Rows
 from specscope.engine.model.static import StaticSteps
 from specscope.engine.types import Limits, Sampling
-from specscope.traces import waiting
+from specscope.traces.facts import waiting
 
 NOT_ON_A_GPU = "not run on a GPU: small shapes on one CPU core"
 PROMPT = "Tell me a story about a fox who lost its hat."

@@ -47,7 +47,7 @@ class Comparison:
 
     def overall(self, key: str) -> Figure:
         """Return a method's speed-up on all prompts, for each round of the shortest race."""
-        from specscope.traces.metrics import measure as metrics
+        from specscope.traces.facts.metrics import measure as metrics
 
         traces = [trace for each in self.traces[key].values() for trace in each]
         rows = [metrics(trace) for trace in traces]
@@ -83,7 +83,7 @@ class Comparison:
         return tokens / sum(race.seconds[key][number] for race in races)
 
     def _decoding_speed(self, key: str, number: int) -> float:
-        from specscope.traces.metrics import measure as metrics
+        from specscope.traces.facts.metrics import measure as metrics
 
         parts = [(self.traces[key][category], len(self.expected[category])) for category in self.races]
         rows = [metrics(trace) for each, prompts in parts for trace in each[number * prompts :][:prompts]]

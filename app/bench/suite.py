@@ -135,7 +135,7 @@ def ratio(race: Race, one: str, other: str, **detail: Any) -> Figure:
 
 
 def _acceptance(traces: Sequence[Trace], gamma: int) -> Figure:
-    from specscope.traces.metrics import measure
+    from specscope.traces.facts.metrics import measure
 
     rows = [measure(trace) for trace in traces]
     rates = tuple(m.acceptance_rate for m in rows if m.acceptance_rate is not None)
@@ -233,7 +233,7 @@ def _figure(race: Race, sizes: Sequence[int], traces: Mapping[str, Trace]) -> Fi
 
 
 def _row(race: Race, size: int, smallest: int, traces: Mapping[str, Trace]) -> dict[str, Any]:
-    from specscope.traces.metrics import measure as metrics
+    from specscope.traces.facts.metrics import measure as metrics
 
     alone = race.speed(f"both {smallest}")
     row: dict[str, Any] = {}

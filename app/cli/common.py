@@ -23,7 +23,7 @@ from specscope.engine.trace.events import Commit
 if TYPE_CHECKING:
     from specscope.app.busy import ProcessorTime
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.store import Store
+    from specscope.traces.database.store import Store
 
 QUIET_S, PERIOD_S = 0.3, 0.2
 """Seconds until the line appears, and between two of its updates."""
@@ -72,7 +72,7 @@ class Status:
 
 def open_store(args: argparse.Namespace) -> Store:
     with Status("opening the database"):
-        from specscope.traces.store import Store, default_path
+        from specscope.traces.database.store import Store, default_path
 
         return Store(args.db if args.db is not None else default_path())
 
@@ -80,7 +80,7 @@ def open_store(args: argparse.Namespace) -> Store:
 @contextmanager
 def open_readonly(args: argparse.Namespace, names: Sequence[str]) -> Generator[Store]:
     """Open the database in which runs with these names are looked up."""
-    from specscope.traces.store import Store, default_path
+    from specscope.traces.database.store import Store, default_path
 
     try:
         with Store(args.db if args.db is not None else default_path(), readonly=True) as store:

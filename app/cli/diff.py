@@ -12,7 +12,7 @@ from specscope.app.cli.options import DATABASE, JSON, add_options
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.diff import Diff, FirstDifference, Waterfall
+    from specscope.traces.judge.diff import Diff, FirstDifference, Waterfall
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from specscope.traces.diff import diff
+    from specscope.traces.judge.diff import diff
 
     names = [args.first, args.second]
     stored = common.load_runs(args, names)
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _about(trace: Trace) -> tuple[str, str, str]:
-    from specscope.traces.view.settings import models_text
+    from specscope.traces.facts.settings import models_text
 
     return trace.header.title, models_text(trace.header), trace.header.clock
 

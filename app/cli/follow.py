@@ -16,12 +16,12 @@ from specscope.engine.trace.events import Footer, Header, Round
 from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
-    from specscope.app.recordings import Recordings
+    from specscope.app.jobs.recordings import Recordings
     from specscope.engine.trace.events import Event
-    from specscope.traces.folder import Ended, Folder
-    from specscope.traces.follow import Tail, Tally
-    from specscope.traces.growing import Counting, Growth
-    from specscope.traces.store import Store
+    from specscope.traces.database.store import Store
+    from specscope.traces.following.folder import Ended, Folder
+    from specscope.traces.following.follow import Tail, Tally
+    from specscope.traces.following.growing import Counting, Growth
 
 EVERY_S, LEAST_EVERY_S = 5.0, 0.1
 """Seconds between two questions for counters, and the fewest."""
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from specscope.app.recordings import Recordings
+    from specscope.app.jobs.recordings import Recordings
 
     printed = args.json or args.lines
     if not args.files and (printed or args.folder is None):
@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
 def _open(args: argparse.Namespace, recordings: Recordings) -> int:
     if sys.stderr.isatty():
         common.note("starting the page")  # the imports take seconds
-    from specscope.app.routes import follow_address
-    from specscope.app.server import AUTH, serve
+    from specscope.app.render.addresses import follow_address
+    from specscope.app.web.server import AUTH, serve
 
     query = follow_address([*recordings.files]) if recordings.files else "/?tab=history"
     auth, recordings.tell = os.environ.get(AUTH), lambda words: print(common.printable(words), flush=True)
@@ -76,7 +76,7 @@ def _open(args: argparse.Namespace, recordings: Recordings) -> int:
 
 def _print(args: argparse.Namespace, recordings: Recordings) -> int:
     """Print what all sources tell until each recording has its footer; store their runs."""
-    from specscope.traces.follow import POLL
+    from specscope.traces.following.follow import POLL
 
     with common.open_store(args) as store:
         open_ = [_Printer(name, recordings.source(name, store), store, args) for name in recordings.files]
@@ -102,7 +102,7 @@ class _Printer:
     def __init__(
         self, name: str, source: Tail | Counting | Folder, store: Store, args: argparse.Namespace
     ) -> None:
-        from specscope.traces.follow import Tally
+        from specscope.traces.following.follow import Tally
 
         self.source, self.over = source, False
         self._name, self._store, self._json, self._tally = name, store, args.json, Tally()
@@ -110,8 +110,8 @@ class _Printer:
 
     def step(self) -> bool:
         """Print what is new; return whether there was something."""
-        from specscope.traces.follow import Tail
-        from specscope.traces.growing import Counting
+        from specscope.traces.following.follow import Tail
+        from specscope.traces.following.growing import Counting
 
         if isinstance(self.source, Tail):
             found: Any = self._recording(self.source)
@@ -128,9 +128,9 @@ class _Printer:
 
     def stop(self) -> None:
         """Print what was held back until more would come, and what is not stored."""
-        from specscope.app.recordings import unfinished
-        from specscope.traces.follow import Tail
-        from specscope.traces.growing import Counting
+        from specscope.app.jobs.recordings import unfinished
+        from specscope.traces.following.follow import Tail
+        from specscope.traces.following.growing import Counting
 
         if isinstance(self.source, Counting):
             self._counts(self.source.step(last=True))
@@ -142,7 +142,7 @@ class _Printer:
 
     def _recording(self, tail: Tail) -> bool:
         """Print what is new in a recording, and store its run after the footer."""
-        from specscope.app.recordings import stored
+        from specscope.app.jobs.recordings import stored
 
         events = tail.read()
         for event in events:
@@ -156,7 +156,7 @@ class _Printer:
         return bool(events)
 
     def _counts(self, grown: Sequence[Growth] | None) -> bool:
-        from specscope.traces.growing import Counting
+        from specscope.traces.following.growing import Counting
         from specscope.traces.view.counts import line, view_of
 
         several = isinstance(self.source, Counting) and len(self.source.titles) > 1
@@ -168,7 +168,7 @@ class _Printer:
         return grown is not None
 
     def _runs(self, ended: Sequence[Ended] | None) -> bool:
-        from specscope.traces.follow import Tally
+        from specscope.traces.following.follow import Tally
 
         for name, trace, problem in ended or ():
             if trace is None:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(found: Imports) -> Iterator[str]:
     from specscope.traces.export.sets import lines
-    from specscope.traces.metrics import measure
+    from specscope.traces.facts.metrics import measure
     from specscope.traces.sets.compared import sets_of
     from specscope.traces.sets.members import members_of
 

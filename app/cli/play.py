@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"there is no pair {shown(args.pair)}; choose one of {', '.join(pairs.NAMES)}")
     ray = _ray(args)
     warm_up()  # it imports the engine on another core
-    from specscope.app.server import AUTH, serve
+    from specscope.app.web.server import AUTH, serve
 
     if args.get_model:
         _get_model()
@@ -91,7 +91,7 @@ def _get_model() -> None:
     """Download the model to open with; go on without it after a failure or Ctrl-C."""
     from specscope.app.cli.models import fetch
     from specscope.app.pairs import opening
-    from specscope.app.server import terminated_by_exit
+    from specscope.app.web.server import terminated_by_exit
     from specscope.engine.checkpoints.catalog import CATALOG
 
     if opening() in CATALOG:

@@ -9,9 +9,9 @@ from specscope.engine.trace.trace import Trace
 
 def result_of(trace: Trace) -> dict[str, Any]:
     """Return a run's JSON object; for several prompts, `sequences` has one object per prompt."""
-    from specscope.traces.health import health
-    from specscope.traces.metrics import measure
-    from specscope.traces.view.settings import models_text
+    from specscope.traces.facts.metrics import measure
+    from specscope.traces.facts.settings import models_text
+    from specscope.traces.judge.health import health
 
     header = trace.header
     sequences = [_sequence(trace, i) for i in range(len(header.prompt_ids))]

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from specscope.app.busy import read_load
-    from specscope.traces.view.settings import planned_text
+    from specscope.traces.facts.settings import planned_text
 
     options.check_server(args)
     if args.servers:

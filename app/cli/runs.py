@@ -14,7 +14,7 @@ from specscope.engine.types import check_range
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specscope.traces.store import Summary
+    from specscope.traces.database.store import Summary
 
 NAME = 20
 """Most characters of a name in the list; a run of another program has its title."""
@@ -82,7 +82,7 @@ def _lines(rows: Sequence[dict[str, Any]], total: int) -> Iterator[str]:
 
 
 def _row(one: Summary) -> dict[str, Any]:
-    from specscope.traces.view.settings import models_text
+    from specscope.traces.facts.settings import models_text
 
     header = one.header
     return {

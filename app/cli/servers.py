@@ -125,7 +125,7 @@ def _figures(found: Sequence[list[Trace]], repeat: int) -> list[dict[str, Any]]:
     """Return the figures of each server over all its runs; the range is that of its passes."""
     from specscope.app.experiments.doubt import doubt_of
     from specscope.app.experiments.figures import pooled, texts_of
-    from specscope.traces.comparable import comparisons
+    from specscope.traces.facts.comparable import comparisons
 
     rows = [pooled(traces) for traces in found]
     parts = len(found[0]) // repeat
@@ -152,7 +152,7 @@ def _figures(found: Sequence[list[Trace]], repeat: int) -> list[dict[str, Any]]:
 
 def _lines(result: dict[str, Any]) -> Iterator[str]:
     from specscope.app.experiments.compare import ACCEPTED, SPEEDS, range_text
-    from specscope.app.experiments.table import Column, Table
+    from specscope.app.render.table import Column, Table
 
     columns = [Column("server", "server", width=-32), *SPEEDS]
     columns += [

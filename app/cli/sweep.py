@@ -20,8 +20,8 @@ from specscope.app.cli.inputs import checked_prompts, lacking
 from specscope.engine.errors import UsageError
 
 if TYPE_CHECKING:
+    from specscope.traces.database.store import Store
     from specscope.traces.lab.sweep import Cell, Sweep
-    from specscope.traces.store import Store
 
 OVER = (
     "values of a numeric setting, as in gamma=1:8, width=1,2,4 or confidence=0.2:0.8:0.2 with its step; "

@@ -83,7 +83,7 @@ def _plain(args: argparse.Namespace, trace: Trace) -> Trace | None:
 
 
 def _compared(args: argparse.Namespace, trace: Trace) -> Trace | None:
-    from specscope.traces.comparable import comparisons
+    from specscope.traces.facts.comparable import comparisons
 
     name = trace.header.run_id
     found = (
@@ -100,7 +100,7 @@ def _compared(args: argparse.Namespace, trace: Trace) -> Trace | None:
 def _of_length(args: argparse.Namespace, trace: Trace) -> bool:
     """Return whether --over is of the run's own draft length, with nothing else changed."""
     from specscope.engine.methods import METHODS
-    from specscope.traces.advice import LENGTHS
+    from specscope.traces.judge.advice import LENGTHS
 
     own = [f"--{name}" for name in ("c", "row", "widths") if getattr(args, name) is not None]
     name = (args.over or "").partition("=")[0]
@@ -140,7 +140,7 @@ def _lengths(args: argparse.Namespace, trace: Trace) -> int:
 
 def _plain_of(args: argparse.Namespace, trace: Trace) -> Trace | None:
     """Return plain decoding for a run; in virtual time, where none is stored, decode its output."""
-    from specscope.traces.imported import is_foreign
+    from specscope.traces.facts.imported import is_foreign
 
     if args.plain and is_foreign(trace.header):
         return _counted_plain(args)
@@ -155,7 +155,7 @@ def _plain_of(args: argparse.Namespace, trace: Trace) -> Trace | None:
 
 def _counted_plain(args: argparse.Namespace) -> Trace:
     """Return a run without drafts that another engine made; nothing says under which conditions."""
-    from specscope.traces.metrics import measure
+    from specscope.traces.facts.metrics import measure
 
     plain = common.load_runs(args, [args.plain])[args.plain]
     metrics = measure(plain)
@@ -249,8 +249,8 @@ def _axis(text: str, trace: Trace, change: Change) -> Axis:
 
 
 def _lines(result: WhatIf, *, stored: bool) -> Iterator[str]:
+    from specscope.traces.facts.settings import config_text, models_text, shown_config
     from specscope.traces.view.figures import acceptance
-    from specscope.traces.view.settings import config_text, models_text, shown_config
     from specscope.traces.whatif.result import rows, sentences
 
     header = result.replay.header

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from specscope.app.experiments.doubt import orders, ranked
 from specscope.app.experiments.figures import Traces, median_pass, summaries_of, texts_of
 from specscope.app.experiments.floors import digests
-from specscope.app.experiments.table import Column, Table
 from specscope.app.named import MAX_PASSES, PromptRow, seeded
-from specscope.app.notebook.shown import output, viewer
 from specscope.app.render.html import text
+from specscope.app.render.shown import output, viewer
+from specscope.app.render.table import Column, Table
 from specscope.engine.drafting.suffix import Finished
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import BASELINE, find
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling, check_range
-from specscope.traces.race import alternating
-from specscope.traces.view.settings import models_text
+from specscope.traces.facts.settings import models_text
+from specscope.traces.judge.race import alternating
 
 if TYPE_CHECKING:
     import pandas

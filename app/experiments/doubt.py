@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from specscope.engine.trace.trace import Trace
-from specscope.traces.metrics import measure
-from specscope.traces.race import ONE_PASS, Speed
+from specscope.traces.facts.metrics import measure
+from specscope.traces.judge.race import ONE_PASS, Speed
 
 ERRORS = 2
 """Standard errors on either side."""

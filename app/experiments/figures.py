@@ -11,14 +11,13 @@ from specscope.app.experiments.doubt import by_prompt, doubt_of
 from specscope.app.named import PromptRow
 from specscope.engine.methods import BASELINE
 from specscope.engine.trace.trace import Trace
-from specscope.traces.comparable import batch_size, comparisons
-from specscope.traces.forks import lookups
-from specscope.traces.health import health
-from specscope.traces.metrics import measure
-from specscope.traces.places import per_level_of
-from specscope.traces.verdict import wrong_drafter
-from specscope.traces.view.settings import config_text, shown_config
-from specscope.traces.view.tokens import has_trees
+from specscope.traces.facts.comparable import batch_size, comparisons
+from specscope.traces.facts.forks import lookups
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.places import has_trees, per_level_of
+from specscope.traces.facts.settings import config_text, shown_config
+from specscope.traces.judge.health import health
+from specscope.traces.judge.verdict import wrong_drafter
 
 Traces: TypeAlias = dict[str, dict[int, Trace]]
 """The runs by name and by number of the first prompt."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from specscope.engine.errors import UsageError, plain_name, shown
 from specscope.engine.files import parse_json, read_text
 from specscope.engine.trace.trace import Trace
-from specscope.traces.comparable import conditions
+from specscope.traces.facts.comparable import conditions
 
 MOST_BYTES = 64 << 20
 FIGURES = {

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specscope.app.experiments.table import Column, Table
 from specscope.app.render.html import STYLES, badge, figure, run_address, text
 from specscope.app.render.html import line as curve_of
+from specscope.app.render.table import Column, Table
 from specscope.engine.bounds import MOST_SEQUENCES
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.files import parse_json, read_text
@@ -21,8 +21,8 @@ from specscope.engine.run.policies import FIXED, POLICIES
 from specscope.engine.run.serving import CHUNK
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import check_range
-from specscope.traces.requests import figures, load_of, stops_paying
-from specscope.traces.view.settings import models_text
+from specscope.traces.facts.requests import figures, load_of, stops_paying
+from specscope.traces.facts.settings import models_text
 
 COLUMNS = tuple(
     Column(name, title, form, width=11)

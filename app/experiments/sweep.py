@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specscope.app.experiments.compare import short_answers
-from specscope.app.experiments.table import Column, Table, frame
 from specscope.app.named import seeded
-from specscope.app.notebook.shown import framed, output
 from specscope.app.render.html import text
 from specscope.app.render.lab import page
+from specscope.app.render.shown import framed, output
+from specscope.app.render.table import Column, Table, frame
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import find
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
+from specscope.traces.facts.settings import models_text
 from specscope.traces.lab.axes import Axis, axis, check_axis, value_text
 from specscope.traces.lab.points import Point
 from specscope.traces.lab.sweep import Cell, Job, Runner, Scripted, Sweep
-from specscope.traces.view.settings import models_text
 
 if TYPE_CHECKING:
     import pandas

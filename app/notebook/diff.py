@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specscope.app.experiments.table import frame
-from specscope.app.notebook import shown
+from specscope.app.render import shown
 from specscope.app.render.analysis import difference
 from specscope.app.render.html import app_page
+from specscope.app.render.table import frame
 from specscope.engine.errors import named_arguments
 from specscope.engine.trace.trace import Trace
-from specscope.traces import diff as differences
-from specscope.traces.view.settings import config_text
+from specscope.traces.facts.settings import config_text
+from specscope.traces.judge import diff as differences
 
 if TYPE_CHECKING:
     import pandas

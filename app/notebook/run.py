@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specscope.app.experiments.table import frame
-from specscope.app.notebook import shown
+from specscope.app.render import shown
+from specscope.app.render.table import frame
 from specscope.traces.export.tables import Table, rows_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from specscope.app.render.html import badge, curve, figure, table, text
 from specscope.engine.trace.trace import Trace
-from specscope.traces.closed_forms import best_gamma, dsi_speedup, pearl_speedup, speculative_speedup
-from specscope.traces.diff import Diff, FirstDifference, Step, Waterfall
+from specscope.traces.facts.closed_forms import best_gamma, dsi_speedup, pearl_speedup, speculative_speedup
+from specscope.traces.judge.diff import Diff, FirstDifference, Step, Waterfall
 from specscope.traces.view.figures import acceptance
 from specscope.traces.whatif.result import rows, sentences
 

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
+from specscope.app.render.addresses import names_of
 from specscope.app.render.html import run_address, text
-from specscope.traces.growing import Counting
+from specscope.traces.following.growing import Counting
 
 if TYPE_CHECKING:
-    from specscope.app.recordings import Followed
-    from specscope.traces.follow import Tally
+    from specscope.app.jobs.recordings import Followed
+    from specscope.traces.following.follow import Tally
 
 PICKER = (
     '<select class="app-recordings" aria-label="Follow a file that is being written">'
     '<option value="">Follow a file…</option></select>'
 )
 """Constant, so that Gradio never renders it again; `app.js` fills in the files."""
-
-
-def names_of(files: Sequence[str]) -> str:
-    """Return the names of files as one text of an address."""
-    return ",".join(quote(name, safe="") for name in files)
 
 
 def following(followed: Sequence[Followed]) -> str:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
+from specscope.app.render.addresses import EXPORTS, SET, export_address, report_address
 from specscope.app.render.html import badge, drafter, lossy, run_address, text
-from specscope.app.routes import EXPORTS, SET, export_address, report_address
 from specscope.engine.checkpoints.forms import model_name
 from specscope.engine.trace.events import Header
 from specscope.engine.trace.trace import Trace
+from specscope.traces.database.store import Summary
 from specscope.traces.export.sets import html as sets_html
-from specscope.traces.imported import is_foreign
+from specscope.traces.facts.imported import is_foreign
+from specscope.traces.facts.settings import config_text
 from specscope.traces.sets.compared import SetsView, sets_of
 from specscope.traces.sets.figures import One
 from specscope.traces.sets.members import members_of
 from specscope.traces.sets.sentences import plural
-from specscope.traces.store import Summary
-from specscope.traces.view.settings import config_text
 
 KINDS = {"damaged": "bad", "failed": "bad", "incomplete": "warn", "cancelled": "warn", "running": "good"}
 HEAD = (

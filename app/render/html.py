@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from specscope.engine.trace.events import Header
 from specscope.traces.export.assets import file_page, page_asset, plotly_script
+from specscope.traces.facts.settings import drafter_text
 from specscope.traces.view.figures import LOSSY
-from specscope.traces.view.settings import drafter_text
 
 
 def text(value: Any) -> str:

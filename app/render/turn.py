@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from specscope.app import pairs
+from specscope.app.jobs.runs import Lane, LiveRun, RunRequest
+from specscope.app.render.addresses import report_address
 from specscope.app.render.html import clock, run_address, text
-from specscope.app.routes import report_address
-from specscope.app.runs import Lane, LiveRun, RunRequest
-from specscope.traces.view.settings import config_text
+from specscope.traces.facts.settings import config_text
 
 Turns: TypeAlias = "Sequence[Sequence[str]]"
 """The names of the runs of each turn."""

@@ -8,8 +8,8 @@ from math import ceil
 from textwrap import wrap
 from typing import Any
 
-from specscope.app.experiments.table import Column, Table
 from specscope.app.render.html import app_page, run_address, scrolling, text
+from specscope.app.render.table import Column, Table
 from specscope.traces.lab.plan import Plan, assumptions
 from specscope.traces.lab.winners import EQUAL, VALUES, Result, Winner, winner
 

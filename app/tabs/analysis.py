@@ -11,11 +11,11 @@ from typing import Any
 
 import gradio as gr
 
+from specscope.app.jobs.service import Service
+from specscope.app.jobs.stored import find_traces, store_of
 from specscope.app.render.analysis import LONGEST, acceptance_table, chart, difference, what_if_result
 from specscope.app.render.history import name_of
 from specscope.app.render.html import alert, note
-from specscope.app.routes import find_traces, store_of
-from specscope.app.service import Service
 from specscope.app.tabs.requests import at, check_profile
 from specscope.app.tabs.wiring import (
     CHARTS,
@@ -31,10 +31,10 @@ from specscope.engine.errors import SpecScopeError, UsageError, shown
 from specscope.engine.methods import METHODS
 from specscope.engine.simulate.profile import Profile, profiles
 from specscope.engine.trace.trace import Trace
-from specscope.traces.comparable import comparisons
-from specscope.traces.diff import diff
-from specscope.traces.imported import is_timed
-from specscope.traces.metrics import measure
+from specscope.traces.facts.comparable import comparisons
+from specscope.traces.facts.imported import is_timed
+from specscope.traces.facts.metrics import measure
+from specscope.traces.judge.diff import diff
 from specscope.traces.whatif.own_times import own_times
 
 OWN = "The run's own"

@@ -9,12 +9,12 @@ from urllib.parse import unquote
 
 import gradio as gr
 
-from specscope.app.recordings import Followed
+from specscope.app.jobs.recordings import Followed
+from specscope.app.jobs.runs import Lane
+from specscope.app.jobs.service import Service
+from specscope.app.jobs.stored import MAX_COMPARED
 from specscope.app.render.follow import PICKER, following
 from specscope.app.render.html import alert, note
-from specscope.app.routes import MAX_COMPARED
-from specscope.app.runs import Lane
-from specscope.app.service import Service
 from specscope.app.tabs.streaming import Frame, frames
 from specscope.app.tabs.wiring import QUIET, Update, build_hidden, plain_html
 from specscope.engine.errors import SpecScopeError

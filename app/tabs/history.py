@@ -8,23 +8,24 @@ from typing import Any
 
 import gradio as gr
 
-from specscope.app.beside import keep
+from specscope.app.jobs.service import Service
+from specscope.app.jobs.stored import MAX_COMPARED, find_passes, find_traces, median_of, store_of
+from specscope.app.jobs.windows import MOST_ANALYSED, long_runs
+from specscope.app.render.addresses import SET
 from specscope.app.render.history import folded_set, opened, opened_set, runs_table
 from specscope.app.render.html import alert, note
-from specscope.app.routes import MAX_COMPARED, SET, find_passes, find_traces, median_of, store_of
-from specscope.app.service import Service
+from specscope.app.shipped.beside import keep
 from specscope.app.tabs.analysis import Analysis
 from specscope.app.tabs.chat import Streams
 from specscope.app.tabs.follow import Following, build_picker, build_wanted
 from specscope.app.tabs.requests import MOST_PASSES
 from specscope.app.tabs.wiring import QUIET, SMALL, Update, build_viewer, plain_html, viewed
-from specscope.app.windows import MOST_ANALYSED, long_runs
 from specscope.engine.errors import SpecScopeError, UsageError
 from specscope.engine.trace.events import Header
-from specscope.traces.race import grouped
+from specscope.traces.database.store import Store
+from specscope.traces.judge.race import grouped
 from specscope.traces.sets.compared import sets_of
 from specscope.traces.sets.members import members_of
-from specscope.traces.store import Store
 
 PAGE_SIZE = 20
 EXAMPLE = "Example: transformers' own assisted generation beside speculative decoding and PEARL"

@@ -12,10 +12,10 @@ import gradio as gr
 from specscope.app import pairs
 from specscope.app.busy import busy_since, read_load
 from specscope.app.experiments.sweep import axes_of, plan_of, scripted
+from specscope.app.jobs.runs import LiveRun, RunRequest
+from specscope.app.jobs.service import Service
 from specscope.app.render.html import alert, note
 from specscope.app.render.lab import sweep_progress, sweep_result
-from specscope.app.runs import LiveRun, RunRequest
-from specscope.app.service import Service
 from specscope.app.tabs.requests import MOST_PASSES, VIRTUAL, FormError, at, check_profile, lines_of
 from specscope.app.tabs.settings import (
     HERE,

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 
 import gradio as gr
 
+from specscope.app.jobs.runs import LiveRun, RunRequest
+from specscope.app.jobs.service import Service
 from specscope.app.pairs import TOY, absent
 from specscope.app.render.html import alert, note, text
-from specscope.app.runs import LiveRun, RunRequest
-from specscope.app.service import Service
 from specscope.app.tabs.wiring import QUIET, SMALL, Update
 from specscope.engine.checkpoints.catalog import CATALOG, Entry, installed
 from specscope.engine.checkpoints.progress import Progress, megabytes

@@ -23,11 +23,11 @@ from specscope.app.experiments.load import (
     policies_of,
     served_lines,
 )
+from specscope.app.jobs.runs import LiveRun, RunRequest
+from specscope.app.jobs.service import Service
 from specscope.app.named import bench_prompts
 from specscope.app.render.html import alert, note
 from specscope.app.render.lab import progress
-from specscope.app.runs import LiveRun, RunRequest
-from specscope.app.service import Service
 from specscope.app.tabs.lab import request_of, waiting
 from specscope.app.tabs.requests import FormError, at, check_profile, lines_of
 from specscope.app.tabs.settings import HERE, Controls, asked, check, clusters, marked, models, read, row
@@ -40,7 +40,7 @@ from specscope.engine.run.serving import Load, under_load
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, check_range
-from specscope.traces.requests import requests
+from specscope.traces.facts.requests import requests
 
 _LOAD = (
     "From which batch size on does a method stop paying? Requests arrive while others decode: each waits for a KV "

@@ -11,14 +11,14 @@ from typing import Any
 import gradio as gr
 
 from specscope.app.busy import ProcessorTime, busy_since, read_load
+from specscope.app.jobs.runs import Lane, LiveRun, RunRequest
+from specscope.app.jobs.service import Service
+from specscope.app.jobs.stored import find_traces
 from specscope.app.pairs import TOY, opening
 from specscope.app.ray import Ray
 from specscope.app.render.history import name_of
 from specscope.app.render.html import alert
 from specscope.app.render.turn import finished_line, folded_line, kept_line, name_of_request, turn_line
-from specscope.app.routes import find_traces
-from specscope.app.runs import Lane, LiveRun, RunRequest
-from specscope.app.service import Service
 from specscope.app.tabs.chat import FRESH, Chat, Streams, conversation, running, stored
 from specscope.app.tabs.form import Composer, Form, build_settings, offer_script, value_of
 from specscope.app.tabs.library import Library, absent_note
@@ -36,7 +36,7 @@ from specscope.app.tabs.wiring import (
 from specscope.engine.checkpoints.forms import is_form
 from specscope.engine.errors import SpecScopeError
 from specscope.engine.methods import BASELINE
-from specscope.traces.race import alternating
+from specscope.traces.judge.race import alternating
 
 
 class Playground:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from specscope.app import pairs
+from specscope.app.jobs.runs import LiveRun, RunRequest
 from specscope.app.ray import RUNTIME, Ray
-from specscope.app.runs import LiveRun, RunRequest
 from specscope.engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_prompt, check_prompts
 from specscope.engine.checkpoints.forms import FORMS, usual_form
 from specscope.engine.errors import ModelError, PairError, UsageError, shown

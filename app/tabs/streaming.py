@@ -7,12 +7,12 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from specscope.app.jobs.runs import Lane, LiveRun
 from specscope.app.render.html import badge, clock, drafter, lossy, text
-from specscope.app.runs import Lane, LiveRun
 from specscope.engine.trace.events import Commit, Event, Header, Window
-from specscope.traces.imported import origin, shown_id
+from specscope.traces.facts.imported import origin, shown_id
+from specscope.traces.facts.settings import config_text, planned_text
 from specscope.traces.view.counts import line
-from specscope.traces.view.settings import config_text, planned_text
 
 WORDS = {"loading": "loading models", "cancelled": "stopped"}
 """The states whose name is no word for people."""

@@ -12,10 +12,10 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
+from specscope.app.jobs.service import Service
 from specscope.app.render.html import alert, note
 from specscope.app.render.lab import progress
 from specscope.app.render.winners import map_html, race_html
-from specscope.app.service import Service
 from specscope.app.tabs.wiring import QUIET, SMALL, State, Stops, build_message, plain_html
 from specscope.engine.errors import SpecScopeError
 from specscope.traces.lab.plan import Plan

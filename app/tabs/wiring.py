@@ -123,6 +123,6 @@ DEMO = (
 
 
 def build_demo() -> None:
-    """Lay out the race; `demo.js` fetches its document (see `specscope.app.demo`)."""
+    """Lay out the race; `demo.js` fetches its document (see `specscope.app.shipped.demo`)."""
     script = "SpecScopeDemo.mount(element, SpecScopeAddress.later());"
     plain_html("", html_template=DEMO, js_on_load=script, elem_id="demo")

@@ -1,5 +1,5 @@
 // Token by token of long runs: the server is asked for the tokens that the first run commits in the timeline's window,
-// and for the same tokens of the other runs (app/windows.py).
+// and for the same tokens of the other runs (app/jobs/windows.py).
 
 class AlignedPart {
   constructor(viewer, show) {

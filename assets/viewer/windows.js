@@ -15,12 +15,12 @@ const binsFor = (run, from, to) => [run.detail, run.overview].find((bins) => bin
 
 /** Replace the part of a long run. Tracks stay the same objects: the timeline's rows have them. */
 function adopt(run, sections) {
-  const { tracks, part, band, tokens, ghosts, rounds, copies, ngrams, fans, forecasts, caches, layers, lengths, packings, pool, trees, pieces, sources } = unpack({ runs: [sections] }).runs[0];
+  const { tracks, from, to, sources, ...others } = unpack({ runs: [sections] }).runs[0];
   for (const track of run.tracks) {
     const { lanes, ...rows } = tracks.find((other) => other.device === track.device);
     Object.assign(track, rows, { lanes: Math.max(lanes, track.lanes), drawn: undefined, idle: undefined, busyTimes: undefined, load: undefined });
   }
-  Object.assign(run, { part, band, tokens, ghosts, rounds, copies, ngrams, fans, forecasts, caches, layers, lengths, packings, pool, trees, pieces });
+  Object.assign(run, others); // `from` and `to` stay those of the whole run
   if (sources.length) run.sources = sources; // a part without copies has none
   run.marks = run.bySpan = run.bandLine = undefined;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from specscope.engine.drafting.copy import Copier
@@ -16,7 +17,8 @@ from specscope.engine.errors import UsageError
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.methods.registry import Situation, setting
 from specscope.engine.run.run import Run
-from specscope.engine.types import CopySource, Draft, DraftToken, Forecast, check_range
+from specscope.engine.trace.events import Forecast
+from specscope.engine.types import CopySource, Draft, DraftToken, check_range
 
 MOST_LEVELS = 32
 """Levels of a static tree that heads may be asked for."""
@@ -297,11 +299,12 @@ class Suffixes:
         own, finished = self._own.draft(end, budget), self._finished.draft(end, budget)
         found = max(own, finished, key=lambda one: one.score)
         tree = "" if not found.tokens else "own" if found is own else "finished"
-        forecast = Forecast(tree, found.match, found.occurrences, found.score, drafter)
+        facts = {"match": found.match, "occurrences": found.occurrences, "score": found.score}
+        rows = (partial(Forecast, tree=tree, drafter=drafter, **facts),)
         if not tree or found.score < least:
-            return Draft(forecast=forecast)
+            return Draft(rows=rows)
         tokens = tuple(DraftToken(token, i - 1) for i, token in enumerate(found.tokens))
-        return Draft(tokens, source=self._source(tree, found), forecast=forecast)
+        return Draft(tokens, source=self._source(tree, found), rows=rows)
 
     def _source(self, tree: str, found: Found) -> CopySource:
         run = self._run

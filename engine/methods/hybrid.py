@@ -54,7 +54,7 @@ async def decode(run: Run, cfg: Config) -> None:
             run.commit(await run.target.verify(run.x, draft))
             continue
         proposed = await run.drafter.propose(run.x, cfg.gamma, sampled=False)
-        verdict = await run.target.verify(run.x, replace(proposed, forecast=draft.forecast))
+        verdict = await run.target.verify(run.x, replace(proposed, rows=draft.rows))
         run.commit(verdict)
         rounds, accepted = rounds + 1, accepted + len(verdict.accepted)
     suffixes.finish()

@@ -58,7 +58,7 @@ class Fan:
             Forked(self._step, sequence, b.place, b.token, b.probability, len(b.chain), b is taken)
             for b in branches
         ]
-        emitter.defer(emitter.fan, rows)
+        emitter.defer(emitter.rows, rows)
         leases, self._leases = self._leases, ()
         if taken is None or self._drafting is None:
             return None

@@ -128,7 +128,8 @@ class Model:
                 span = draft.tokens[0].span if draft else -1
                 stop = ask.stop(draft, self._remaining(prefix), self._allowed(prefix, ask.tokens))
                 facts = (ask.tokens, len(draft), stop, span)
-                self._dispatcher.emitter.chain(Chain(step, prefix.sequence, len(prefix), *facts))
+                self._dispatcher.emitter.flush()
+                self._dispatcher.emitter.rows([Chain(step, prefix.sequence, len(prefix), *facts)])
         return draft
 
     async def grow(

@@ -13,6 +13,7 @@ import numpy as np
 
 from specscope.engine.run.models import Model
 from specscope.engine.trace.emitter import Committed
+from specscope.engine.trace.events import Document
 from specscope.engine.types import Draft, Limits, Prefix, Verdict
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class Run:
         """Record a text that drafts are copied from, once; return its index among the documents."""
         if tokens not in self._documents:
             self._documents[tokens] = len(self._documents)
-            self._dispatcher.emitter.document(self._documents[tokens], tokens)
+            self._dispatcher.emitter.rows([Document(self._documents[tokens], tokens)])
         return self._documents[tokens]
 
     def sequence(self, number: int) -> Sequence:

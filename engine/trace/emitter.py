@@ -6,25 +6,14 @@ Events are deferred until the workers have their next job, and emitted while the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, get_args
 
-from specscope.engine.trace.events import (
-    Chain,
-    Commit,
-    Copied,
-    Decision,
-    Document,
-    Forecast,
-    Forked,
-    Piece,
-    Pooled,
-    Round,
-    Row,
-)
+from specscope.engine.trace.events import Commit, Copied, Decision, Piece, Pooled, Round, Row, types_of
+from specscope.engine.trace.ranges import TokenId
 from specscope.engine.types import DraftToken, Judged, PoolUpdate, Verdict
 
 if TYPE_CHECKING:
@@ -88,31 +77,22 @@ class TraceEmitter:
         for judged in verdict.judged:
             self._decide(step, verdict, judged)
         for c in committed:
-            self._name(c.token)
-            self._emit(Commit(step, sequence, c.position, c.token, c.origin, c.text, now))
+            self._row(Commit(step, sequence, c.position, c.token, c.origin, c.text, now))
         if verdict.draft.source is not None:
-            self._emit(Copied(step, sequence, *verdict.draft.source, length=len(verdict.draft)))
-        if verdict.draft.forecast is not None:
-            self._emit(Forecast(step, sequence, *verdict.draft.forecast))
+            self._row(Copied(step, sequence, *verdict.draft.source, length=len(verdict.draft)))
+        self.rows(row(step, sequence) for row in verdict.draft.rows)
         counts = (len(verdict.draft), len(verdict.accepted), len(committed))
-        self._emit(Round(step, sequence, verdict.mode, *counts, now, verdict.span))
+        self._row(Round(step, sequence, verdict.mode, *counts, now, verdict.span))
 
     def pool(self, step: int, verdict: Verdict, update: PoolUpdate) -> None:
         """Emit the n-grams that a round tried from a pool and those that the pool learnt."""
-        tried = verdict.draft.grams
-        for gram in (*update.window, *tried, *update.gained):
-            self._name(*gram)
         where = (step, verdict.sequence, update.model)
-        self._emit(Pooled(*where, update.window, tried, update.gained, update.size))
+        self._row(Pooled(*where, update.window, verdict.draft.grams, update.gained, update.size))
 
-    def fan(self, rows: Sequence[Forked]) -> None:
+    def rows(self, rows: Iterable[Row]) -> None:
+        """Emit rows, each after the texts of its token ids."""
         for row in rows:
-            self._name(row.token)
-            self._emit(row)
-
-    def chain(self, row: Chain) -> None:
-        self.flush()
-        self._emit(row)
+            self._row(row)
 
     def prompt(self, sequence: int, tokens: np.ndarray) -> None:
         """Emit the texts of a prompt's tokens, once, for a sequence whose drafts are copied."""
@@ -120,20 +100,15 @@ class TraceEmitter:
             self._prompts.add(sequence)
             self._name(*tokens.tolist())
 
-    def document(self, number: int, tokens: tuple[int, ...]) -> None:
-        self._name(*tokens)
-        self._emit(Document(number, tokens))
-
     def discard(self, step: int, sequence: int, kept: Collection[int] = ()) -> None:
         """Emit the undecided tokens of a sequence but those with `kept` numbers as discarded."""
         for number, drafted in list(self._undecided.items()):
             if drafted.sequence == sequence and number not in kept:
                 del self._undecided[number]
                 t = drafted.token
-                self._name(t.id, *(token for token, _ in t.top))
                 where = (step, sequence, -1, -1, drafted.position, t.id)
                 rest = ("", "discarded", t.span, -1, (), t.top)
-                self._emit(Decision(*where, None, _or_none(t.probability), None, *rest))
+                self._row(Decision(*where, None, _or_none(t.probability), None, *rest))
 
     def discard_all(self, step: int) -> None:
         for sequence in sorted({drafted.sequence for drafted in self._undecided.values()}):
@@ -145,10 +120,9 @@ class TraceEmitter:
         if drafted is not None:
             self._undecided.pop(drafted.number, None)
         top_q = drafted.top if drafted else ()
-        self._name(j.token, *(token for token, _ in (*j.top_p, *top_q)))
         q = j.q if drafted is None or not math.isnan(j.q) else drafted.probability
         unreached = j.outcome == "discarded" and math.isnan(j.p)
-        self._emit(
+        self._row(
             Decision(
                 step,
                 verdict.sequence,
@@ -168,11 +142,36 @@ class TraceEmitter:
             )
         )
 
+    def _row(self, row: Row) -> None:
+        for name, hint in _with_tokens(type(row)):
+            self._name(*_tokens(getattr(row, name), hint))
+        self._emit(row)
+
     def _name(self, *tokens: int) -> None:
         for token in tokens:
             if token not in self._known:
                 self._known.add(token)
                 self._emit(Piece(token, self._read(token)))
+
+
+@cache
+def _with_tokens(kind: type[Row]) -> list[tuple[str, Any]]:
+    """Return the fields that hold token ids, with their types."""
+    return [(name, hint) for name, hint in types_of(kind).items() if _has_tokens(hint)]
+
+
+def _has_tokens(hint: Any) -> bool:
+    return hint is TokenId or any(map(_has_tokens, get_args(hint)))
+
+
+def _tokens(value: Any, hint: Any) -> Iterator[int]:
+    """Yield the token ids in a value of this type."""
+    if hint is TokenId:
+        yield value
+    elif _has_tokens(hint):
+        parts = get_args(hint)
+        for i, part in enumerate(value):
+            yield from _tokens(part, parts[0] if parts[-1] is ... else parts[i])
 
 
 def _or_none(value: float) -> float | None:

@@ -4,14 +4,31 @@ Times are integer nanoseconds since the run's start, also in virtual runs. Waiti
 and all rates are computed from these rows, never stored. A trace is a `Header`, then rows in the
 order in which they became known, then a `Footer`. `trace.py` holds a trace in memory, `jsonl.py`
 reads and writes files.
+
+A row is declared once, here: a class with its fields, closed sets and ranges, and its list in
+`Rows`. Its form in files, its checks, its table in the database and its list follow.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from specscope.engine.trace.ranges import Amount, Count, Id, Place, Range, Share, Size, Time, TokenId
+from specscope.engine.trace.ranges import (
+    LONGEST_DRAFT,
+    Amount,
+    Count,
+    Id,
+    Number,
+    Place,
+    Range,
+    Share,
+    Size,
+    Time,
+    TokenId,
+)
 
 SCHEMA = 7
 """Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
@@ -28,6 +45,8 @@ NO_DEVICES = (OTHERS, MEMBER)
 TOO_BUSY = 0.5
 """Cores used by other programs from which on times are doubtful."""
 
+# Closed sets. The database stores a text's index: a set only grows at its end, and only with a new
+# `VERSION` of `traces/database/schema.py`, so that an older SpecScope refuses a code that it lacks.
 SpanKind = Literal[
     "prefill",
     "draft",
@@ -41,13 +60,39 @@ SpanKind = Literal[
     "other",
     "step",
 ]
+SpanOutcome = Annotated[str, Literal["done", "cancelled"]]
 PartKind = Literal["attention", "exchange"]
+Role = Annotated[str, Literal["target", "drafter"]]
+Mode = Annotated[str, Literal["plain", "verify", "pre-verify", "post-verify"]]
+Rule = Annotated[str, Literal["", "ratio", "match", "target", "typical"]]
+Outcome = Annotated[str, Literal["accepted", "rejected", "discarded", "corrected", "bonus", "plain"]]
+Tree = Annotated[str, Literal["", "own", "finished"]]
 Stop = Literal["full", "uncertain", "end", "cancelled", "off", "load"]
 Status = Literal["running", "done", "cancelled", "failed", "incomplete"]
 Top: TypeAlias = tuple[tuple[TokenId, Share], ...]
 """(token id, probability), most probable first."""
 Grams: TypeAlias = tuple[tuple[TokenId, ...], ...]
 """Rows of token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a trace's file."""
+
+    tag: ClassVar[str]
+    """The kind of line, in a file and in messages."""
+
+    def __init_subclass__(cls) -> None:
+        cls.tag = cls.__name__.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Line):
+    """A line between header and footer."""
+
+    def fault(self) -> str:
+        """Return how the row contradicts itself; empty if it does not."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +110,9 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class Header(Line):
     """The run's settings, models and devices."""
 
-    tag: ClassVar[str] = "header"
     run_id: str
     created: str
     """ISO 8601, UTC."""
@@ -93,8 +137,8 @@ class Header:
     """Software versions, processor and host. On several nodes `clocks` (see
     `specscope.engine.cluster.ray_devices`); `open`, the settings that were planned, as given; in
     virtual runs also the profile's pair and the token source; with a drafting head its path; under
-    load, `load`; of another engine, `imported` (see `specscope.traces.imported`); of a replay,
-    `whatif` (see `specscope.traces.whatif`)."""
+    load, `load`; of another engine, `imported` (see `specscope.traces.facts.imported`); of a
+    replay, `whatif` (see `specscope.traces.whatif`)."""
     group: str = ""
     """Shared by the runs of one comparison."""
     lossless: bool = True
@@ -122,18 +166,16 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Span(Row):
     """One piece of work on one device, usually one forward."""
 
-    tag: ClassVar[str] = "span"
-    id: Size
+    id: Number
     """Numbered in order of submission."""
     device: str
     kind: SpanKind
     start: Time
     end: Time
-    model: str
-    """`target` or `drafter`."""
+    model: Role
     step: Count
     """The round that submitted it; 0 is prefill."""
     sequence: Place
@@ -142,8 +184,7 @@ class Span:
     """Rows fed to the forward."""
     context: Id
     """KV rows cached before it."""
-    outcome: str
-    """done or cancelled."""
+    outcome: SpanOutcome
     cells: Size = 0
     """Query-key cells that its attention computed, per layer and head, masked and padded ones
     included."""
@@ -151,12 +192,16 @@ class Span:
     """The device's rank if several devices share the forward; the leader has rank 0 and the span id
     `id - rank`."""
 
+    def fault(self) -> str:
+        if self.start > self.end:
+            return f"span {self.id} lasts from {self.start} to {self.end}"
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(Row):
     """A part of a fuzzy forward on one device: one layer's attention, or an exchange of outputs."""
 
-    tag: ClassVar[str] = "part"
     span: Id
     """The forward's span on this device."""
     kind: PartKind
@@ -166,17 +211,20 @@ class Part:
     start: Time
     end: Time
 
+    def fault(self) -> str:
+        if self.start > self.end:
+            return f"a part of span {self.span} lasts from {self.start} to {self.end}"
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class Round(Row):
     """One commit: the result of a verification."""
 
-    tag: ClassVar[str] = "round"
     step: Count
     """From 1."""
     sequence: Place
-    mode: str
-    """plain, verify, pre-verify or post-verify."""
+    mode: Mode
     drafted: Count
     """Draft tokens judged."""
     accepted: Count
@@ -186,12 +234,16 @@ class Round:
     span: Id
     """The target's span."""
 
+    def fault(self) -> str:
+        if self.accepted > self.drafted:
+            return f"step {self.step} accepted {self.accepted} of {self.drafted} drafted tokens"
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Row):
     """The outcome of one drafted token, or one token of the target's own (node -1)."""
 
-    tag: ClassVar[str] = "decision"
     step: Count
     sequence: Place
     node: Place
@@ -201,10 +253,10 @@ class Decision:
     p: Share | None
     q: Share | None
     u: Share | None
-    rule: str
-    """ratio, match, target or (lossy) typical; empty if discarded without a test."""
-    outcome: str
-    """accepted, rejected or discarded; for node -1 corrected, bonus or plain."""
+    rule: Rule
+    """typical is lossy; empty if discarded without a test."""
+    outcome: Outcome
+    """For node -1 corrected, bonus or plain."""
     draft_span: Id
     """The drafter's span that produced it; -1 for none."""
     verify_span: Id
@@ -214,16 +266,15 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Row):
     """One token of the output."""
 
-    tag: ClassVar[str] = "commit"
     step: Count
     sequence: Place
     position: Count
     """Position in the sequence; the first output token has the prompt's length."""
     token: TokenId
-    origin: str
+    origin: Outcome
     """accepted, corrected, bonus or plain."""
     text: str
     """The text that this token adds; it may be empty, or complete an earlier token's character."""
@@ -231,19 +282,17 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class Document(Row):
     """A reference document or a finished text for copied drafts, emitted before the first copy."""
 
-    tag: ClassVar[str] = "document"
     document: Place
     tokens: tuple[TokenId, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class Copied(Row):
     """The source of a round's copied draft."""
 
-    tag: ClassVar[str] = "copied"
     step: Count
     sequence: Place
     document: Place
@@ -255,16 +304,20 @@ class Copied:
     length: Count
     """Tokens copied, which are all tokens that the round judged."""
 
+    def fault(self) -> str:
+        if self.start < self.match:
+            return f"a copy has start {self.start}, match {self.match} and length {self.length}"
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
+class Pooled(Row):
     """A round's use of a pool of n-grams: tried ones, learnt ones, and the window."""
 
-    tag: ClassVar[str] = "pooled"
     step: Count
     sequence: Place
-    model: str
-    """The model of the window: `target` or `drafter`."""
+    model: Role
+    """The model of the window."""
     window: Grams
     """The levels of the look-ahead window in the round's last forward, and the model's tokens after
     the last level; may be empty."""
@@ -272,14 +325,18 @@ class Pooled:
     """N-grams of the pool in the judged draft, each with its first token, part of the text."""
     gained: Grams
     """N-grams that the pool learnt, in order, with repetitions."""
-    size: Size
+    size: Number
+
+    def fault(self) -> str:
+        if all((*self.tried, *self.gained)):
+            return ""
+        return f"step {self.step} has an n-gram without tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
+class Forked(Row):
     """A branch that was drafted while a round was verified, for one outcome of the verification."""
 
-    tag: ClassVar[str] = "forked"
     step: Count
     """The verified round."""
     sequence: Place
@@ -297,20 +354,19 @@ class Forked:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(Row):
     """What a round's best draft from suffix trees was expected to bring, before it was judged.
 
     The round judged this draft if it has a `Copied` row; otherwise a drafter's, or none.
     """
 
-    tag: ClassVar[str] = "forecast"
     step: Count
     sequence: Place
-    tree: str
+    tree: Tree
     """`own`, the sequence's prompt and output; `finished`, other texts; empty without a draft."""
     match: Count
     """The number of last tokens that occur in the tree right before the draft."""
-    occurrences: Size
+    occurrences: Number
     """Those of the match in the tree; in the own tree the end of the text is one of them."""
     score: Amount
     """Expected accepted tokens, by the counts of the tree."""
@@ -319,10 +375,9 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(Row):
     """One draft of a method whose draft length can adapt: the length asked for, and its end."""
 
-    tag: ClassVar[str] = "chain"
     step: Count
     """The round that asked for it; of a branch, the round that verifies it."""
     sequence: Place
@@ -339,21 +394,24 @@ class Chain:
     span: Id
     """The span of its first forward; -1 for none."""
 
+    def fault(self) -> str:
+        if self.drafted > self.asked:
+            return f"a draft of {self.drafted} tokens was asked for {self.asked}"
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Row):
     """The text of a token id, emitted once before its first use."""
 
-    tag: ClassVar[str] = "piece"
     token: TokenId
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Occupancy:
+class Occupancy(Row):
     """A measured sample of a device (NVML, psutil), independent of the spans."""
 
-    tag: ClassVar[str] = "occupancy"
     device: str
     """A device of the header; or `OTHERS`, once at the end of a measured run; or `MEMBER`."""
     time: Time
@@ -368,13 +426,12 @@ class Occupancy:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Window(Row):
     """What an engine counted in a stretch of time, as its log or its counters tell.
 
     A count is None where it is unknown. Times are since the first window's start.
     """
 
-    tag: ClassVar[str] = "window"
     start: Time
     end: Time
     """Equal to `start` if the length is unknown."""
@@ -399,12 +456,20 @@ class Window:
     running: Amount | None
     """Requests that were decoded at once."""
 
+    def fault(self) -> str:
+        if len(self.places) > LONGEST_DRAFT:
+            return f"a window has {len(self.places)} places; at most {LONGEST_DRAFT} are read"
+        if self.drafted is not None and (self.accepted or 0) > self.drafted:
+            return f"a window accepted {self.accepted} of {self.drafted} drafted tokens"
+        if self.start > self.end:
+            return f"a window lasts from {self.start} to {self.end}"
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
-class Footer:
+class Footer(Line):
     """The end of a run."""
 
-    tag: ClassVar[str] = "footer"
     status: Status
     reasons: tuple[str, ...]
     """Per sequence: eos, stop, length, or empty."""
@@ -413,20 +478,39 @@ class Footer:
     error: str = ""
 
 
-Row: TypeAlias = (
-    Span
-    | Part
-    | Round
-    | Decision
-    | Commit
-    | Document
-    | Copied
-    | Pooled
-    | Forked
-    | Forecast
-    | Chain
-    | Piece
-    | Occupancy
-    | Window
-)
 Event: TypeAlias = Header | Row | Footer
+
+
+@dataclass(kw_only=True)
+class Rows:
+    """The rows of a trace by kind, in the order recorded, and the texts of token ids."""
+
+    pieces: dict[int, str] = field(default_factory=dict[int, str])
+    spans: list[Span] = field(default_factory=list[Span])
+    parts: list[Part] = field(default_factory=list[Part])
+    rounds: list[Round] = field(default_factory=list[Round])
+    decisions: list[Decision] = field(default_factory=list[Decision])
+    commits: list[Commit] = field(default_factory=list[Commit])
+    documents: list[Document] = field(default_factory=list[Document])
+    copies: list[Copied] = field(default_factory=list[Copied])
+    pooled: list[Pooled] = field(default_factory=list[Pooled])
+    forks: list[Forked] = field(default_factory=list[Forked])
+    forecasts: list[Forecast] = field(default_factory=list[Forecast])
+    chains: list[Chain] = field(default_factory=list[Chain])
+    occupancy: list[Occupancy] = field(default_factory=list[Occupancy])
+    windows: list[Window] = field(default_factory=list[Window])
+
+
+@cache
+def types_of(kind: type[Line | Device]) -> Mapping[str, Any]:
+    """Return the type of each field, with its closed set or range."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {f.name: hints[f.name] for f in fields(kind)}
+
+
+LISTS: dict[type[Row], str] = {
+    get_args(hint)[0]: name for name, hint in get_type_hints(Rows).items() if get_origin(hint) is list
+}
+"""The list of each kind of row; `Piece` has none."""
+KINDS: tuple[type[Row], ...] = (Piece, *LISTS)
+"""All kinds of rows, in the order of a file of a trace."""

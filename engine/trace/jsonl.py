@@ -8,20 +8,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import cache
 from itertools import chain
 from types import NoneType, UnionType
-from typing import IO, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import IO, Annotated, Any, Literal, Union, get_args, get_origin
 
 from specscope.engine.errors import shown
 from specscope.engine.files import parse_json
-from specscope.engine.trace.events import SCHEMA, Device, Event, Footer, Header, Row
+from specscope.engine.trace.events import KINDS, SCHEMA, Device, Event, Footer, Header, Line, types_of
 from specscope.engine.trace.ranges import Range
 from specscope.engine.trace.trace import Trace
 
-_TYPES: dict[str, type[Any]] = {t.tag: t for t in (Header, *get_args(Row), Footer)}
-_NAMES = {t: tuple(f.name for f in fields(t)) for t in _TYPES.values()}
+_TYPES: dict[str, type[Any]] = {t.tag: t for t in (Header, *KINDS, Footer)}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -37,7 +36,9 @@ MOST_LINE = 16 * 2**20
 
 def to_json(event: Event) -> str:
     """Return the event as one JSONL line without the line end; not-a-number becomes null."""
-    row = asdict(event) if isinstance(event, Header) else {n: getattr(event, n) for n in _NAMES[type(event)]}
+    row = (
+        asdict(event) if isinstance(event, Header) else {n: getattr(event, n) for n in types_of(type(event))}
+    )
     values = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
     return _ENCODER.encode({"event": event.tag, **values})
 
@@ -70,8 +71,8 @@ def _parse(line: str) -> Any:
         raise ValueError(f"{e.msg} at character {e.pos + 1}") from None
 
 
-def _check_names(kind: type[Any], name: str, row: dict[str, Any]) -> None:
-    if unknown := sorted(set(row) - {f.name for f in fields(kind)}):
+def _check_names(kind: type[Line | Device], name: str, row: dict[str, Any]) -> None:
+    if unknown := sorted(row.keys() - types_of(kind).keys()):
         first = unknown[0] if unknown[0].isidentifier() and len(unknown[0]) <= 60 else shown(unknown[0])
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise ValueError(f"a {name} has no field {first}{more}")
@@ -143,6 +144,7 @@ MOST_LEVELS = 16
 """Levels of nesting in the untyped fields (config, sampling, limits, environment)."""
 MOST_SETTINGS = 50_000
 """Values of such a field; a load has an arrival for each prompt."""
+_EMPTY = '""'
 _LOW, _HIGH = -(2**63), 2**63 - 1
 
 
@@ -154,7 +156,7 @@ def check_types(events: Sequence[Event] | Sequence[Device]) -> None:
     if not events:
         return
     kind = type(events[0])
-    for name, hint in _hints(kind):
+    for name, hint in types_of(kind).items():
         values = [getattr(event, name) for event in events]
         if not _fit(values, hint):
             wrong = next(value for value in values if not _fit([value], hint))
@@ -162,7 +164,9 @@ def check_types(events: Sequence[Event] | Sequence[Device]) -> None:
 
 
 def expected(hint: Any) -> str:
-    """Return the range of a number, or of the numbers in a list, as the end of a message."""
+    """Return a closed set or a range, also of a list's values, as the end of a message."""
+    if get_origin(hint) is Literal:
+        return f"; it must be one of {', '.join(name or _EMPTY for name in get_args(hint))}"
     if get_origin(hint) is dict:
         return f"; expected an object of at most {MOST_SETTINGS} plain values in {MOST_LEVELS} levels"
     for part in get_args(hint):
@@ -173,24 +177,29 @@ def expected(hint: Any) -> str:
     return ""
 
 
-@cache
-def _hints(kind: type[Event | Device]) -> tuple[tuple[str, Any], ...]:
-    hints = get_type_hints(kind, include_extras=True)
-    return tuple((f.name, hints[f.name]) for f in fields(kind))
-
-
 def fits(value: Any, hint: Any) -> bool:
     """Return whether a value of an untyped field has a type; its lists count as tuples."""
     return _fit([_frozen(value)], hint)
 
 
+_NUMBERS = {int: {int}, float: {int, float}}
+
+
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint), get_args(hint)
+
+
 def _fit(values: Sequence[Any], hint: Any) -> bool:
     """Return whether all values of one field have the type of a hint."""
-    origin, args = get_origin(hint), get_args(hint)
+    origin, args = _parts(hint)
     kinds = set(map(type, values))
     if origin is Annotated:
-        low, high = args[1]
-        return _fit(values, args[0]) and all(low <= value <= high for value in values)
+        allowed = args[1]
+        if not isinstance(allowed, Range):
+            return _fit(values, allowed)
+        low, high, _ = allowed
+        return kinds <= _NUMBERS[args[0]] and all(low <= value <= high for value in values)
     if origin in (Union, UnionType):
         return _fit_union(values, args)
     if origin is tuple:

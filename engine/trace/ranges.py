@@ -14,6 +14,8 @@ class Range(NamedTuple):
 
     low: float
     high: float
+    big: bool = False
+    """Whether the database declares a big integer; SQLite stores all integers alike."""
 
 
 MOST_TIME = 10**18
@@ -29,7 +31,7 @@ MOST_WHOLE = 2**53 - 1
 """The largest whole number that JavaScript knows exactly."""
 MOST_DEVICES = 1024
 
-Time = Annotated[int, Range(0, MOST_TIME)]
+Time = Annotated[int, Range(0, MOST_TIME, big=True)]
 """Nanoseconds since the run's start."""
 Count = Annotated[int, Range(0, MOST_TOKENS)]
 """Of tokens, steps, layers or levels."""
@@ -37,8 +39,10 @@ Place = Annotated[int, Range(-1, MOST_TOKENS)]
 """Of a sequence, a node or a token among others."""
 Id = Annotated[int, Range(-1, MOST_WHOLE)]
 """Of a span, or a count of rows."""
-Size = Annotated[int, Range(0, MOST_WHOLE)]
-"""A number that nothing is counted up to: cells, bytes, n-grams."""
+Size = Annotated[int, Range(0, MOST_WHOLE, big=True)]
+"""A number that nothing is counted up to: cells, bytes, tokens of a server."""
+Number = Annotated[int, Range(0, MOST_WHOLE)]
+"""A span's number, or such a number that is small: n-grams, occurrences."""
 TokenId = Annotated[int, Range(-1, 2**31 - 1)]
 Share = Annotated[float, Range(0, 1.01)]
 """A probability; softmax of float32 may exceed 1 by a rounding."""

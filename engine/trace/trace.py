@@ -8,67 +8,18 @@ from importlib import import_module
 from typing import Any
 
 from specscope.engine.errors import UsageError, named_arguments, shown
-from specscope.engine.trace.events import (
-    Chain,
-    Commit,
-    Copied,
-    Decision,
-    Document,
-    Event,
-    Footer,
-    Forecast,
-    Forked,
-    Header,
-    Occupancy,
-    Part,
-    Piece,
-    Pooled,
-    Round,
-    Row,
-    Span,
-    Status,
-    Window,
-)
+from specscope.engine.trace.events import LISTS, Event, Footer, Header, Piece, Row, Rows, Status
 
-_LISTS: dict[type[Row], str] = {
-    Span: "spans",
-    Part: "parts",
-    Round: "rounds",
-    Decision: "decisions",
-    Commit: "commits",
-    Document: "documents",
-    Copied: "copies",
-    Pooled: "pooled",
-    Forked: "forks",
-    Forecast: "forecasts",
-    Chain: "chains",
-    Occupancy: "occupancy",
-    Window: "windows",
-}
 _NOTEBOOK = "specscope.app.notebook.run"
 """Imported when a notebook asks for a picture or a data frame; see docs/decisions.md."""
 
 
 @dataclass(repr=False)
-class Trace:
-    """The header of a run, its rows by kind, and its footer once it has ended."""
+class Trace(Rows):
+    """The header of a run, its rows, and its footer once it has ended."""
 
     header: Header
-    spans: list[Span] = field(default_factory=list[Span])
-    parts: list[Part] = field(default_factory=list[Part])
-    rounds: list[Round] = field(default_factory=list[Round])
-    decisions: list[Decision] = field(default_factory=list[Decision])
-    commits: list[Commit] = field(default_factory=list[Commit])
-    documents: list[Document] = field(default_factory=list[Document])
-    copies: list[Copied] = field(default_factory=list[Copied])
-    pooled: list[Pooled] = field(default_factory=list[Pooled])
-    forks: list[Forked] = field(default_factory=list[Forked])
-    forecasts: list[Forecast] = field(default_factory=list[Forecast])
-    chains: list[Chain] = field(default_factory=list[Chain])
-    pieces: dict[int, str] = field(default_factory=dict[int, str])
-    occupancy: list[Occupancy] = field(default_factory=list[Occupancy])
-    windows: list[Window] = field(default_factory=list[Window])
-    footer: Footer | None = None
+    footer: Footer | None = field(default=None, kw_only=True)
 
     def add(self, event: Row | Footer) -> None:
         if isinstance(event, Footer):
@@ -76,10 +27,9 @@ class Trace:
         elif isinstance(event, Piece):
             self.pieces[event.token] = event.text
         else:
-            name = _LISTS.get(type(event))
-            if name is None:
+            if type(event) not in LISTS:
                 raise UsageError(f"{shown(event)} is no row of a trace")
-            getattr(self, name).append(event)
+            getattr(self, LISTS[type(event)]).append(event)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Trace:
@@ -97,7 +47,7 @@ class Trace:
 
     def rows(self) -> Iterator[Row]:
         yield from (Piece(t, s) for t, s in self.pieces.items())
-        for name in _LISTS.values():
+        for name in LISTS.values():
             yield from getattr(self, name)
 
     def events(self) -> Iterator[Event]:

@@ -1,1 +1,1 @@
-"""Training of the bundled pair: data, tokenizer, target, drafter, and the model card."""
+"""Training of pairs, drafters and heads: data, tokenizer, recipes, checkpoints, model cards."""

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import specscope
-from specscope.app import gradio_import  # noqa: F401 - before a test imports Gradio with its stubs
-from specscope.app.runs import LiveRun, RunRequest
-from specscope.app.service import Service
+from specscope.app.jobs.runs import LiveRun, RunRequest
+from specscope.app.jobs.service import Service
+from specscope.app.web import gradio_import  # noqa: F401 - before a test imports Gradio with its stubs
 from tests.app.fakes import FakeOpen
 
 

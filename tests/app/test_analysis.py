@@ -12,11 +12,11 @@ import pytest
 
 from specscope.app.render.analysis import LONGEST, chart, difference
 from specscope.app.tabs.analysis import USUAL_C, Analysis, draw, settings_of
-from specscope.traces.closed_forms import best_gamma, pearl_speedup, speculative_speedup
-from specscope.traces.definitions import FIGURES
-from specscope.traces.diff import diff
+from specscope.traces.facts.closed_forms import best_gamma, pearl_speedup, speculative_speedup
+from specscope.traces.facts.definitions import FIGURES
+from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.metrics import measure
+from specscope.traces.judge.diff import diff
 from tests.app.commands import IMPORTED
 from tests.traces.samples import sample_trace
 

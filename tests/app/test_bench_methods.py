@@ -12,7 +12,7 @@ from specscope.app.bench.methods import COPYING, Comparison, figures
 from specscope.app.bench.speed import Race
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.trace import Trace
-from specscope.traces.waiting import decode_window
+from specscope.traces.facts.waiting import decode_window
 from tests.app.commands import run_bench
 from tests.traces.samples import sample_trace
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import gradio as gr
 import pytest
 
-from specscope.app import beside, demo
-from specscope.app.beside import GROUP, keep
-from specscope.app.service import Service
-from specscope.app.shipped import pack, unpack
+from specscope.app.jobs.service import Service
+from specscope.app.shipped import beside, demo
+from specscope.app.shipped.beside import GROUP, keep
+from specscope.app.shipped.packing import pack, unpack
 from specscope.app.tabs.history import EXAMPLE, History
 from specscope.engine.methods import METHODS
-from specscope.traces.checks import check
-from specscope.traces.comparable import other_load
-from specscope.traces.diff import diff
+from specscope.traces.database.store import Store
 from specscope.traces.export.report import render_report
-from specscope.traces.imported import origin
-from specscope.traces.store import Store
+from specscope.traces.facts.checks import check
+from specscope.traces.facts.comparable import other_load
+from specscope.traces.facts.imported import origin
+from specscope.traces.judge.diff import diff
 from specscope.traces.view.document import view_model
 from tests.app.commands import printed
 from tests.docs.test_instrument import load_example
@@ -44,6 +45,15 @@ def test_the_files_are_small_and_name_no_folder_of_a_machine(example, traces) ->
     assert sum(file.stat().st_size for file in example.FOLDER.iterdir()) <= example.MOST_BYTES
     page = demo.demo_document() if example is demo else render_report(traces)
     assert not any(f'"{folder}' in page for folder in ("/root", "/home", "/tmp", "/usr"))
+
+
+def test_a_packed_run_names_no_folder_of_a_machine(traces, tmp_path) -> None:
+    header = traces[0].header
+    environment = {**header.environment, "head": "/srv/models/eagle"}
+    local = replace(header, environment=environment, target_path="/srv/models/bundled/target")
+    (tmp_path / "run").write_bytes(pack(replace(traces[0], header=local), GROUP))
+    packed = unpack(tmp_path / "run").header
+    assert (packed.target_path, packed.environment) == ("bundled/target", header.environment)
 
 
 def test_three_methods_race_on_the_first_page_with_the_same_text_and_a_sentence_each() -> None:

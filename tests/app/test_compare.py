@@ -11,8 +11,8 @@ import specscope
 from specscope.app.named import able
 from specscope.engine.checkpoints.catalog import PAIRS
 from specscope.engine.methods import METHODS
-from specscope.traces.metrics import measure
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
+from specscope.traces.facts.metrics import measure
 from tests.app.commands import VIRTUAL, answer, call, printed, prompt_file, refused
 
 pytestmark = pytest.mark.usefixtures("shared_clusters")

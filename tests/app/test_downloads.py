@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from specscope.app.downloads import MAX_DOWNLOADS
+from specscope.app.jobs.downloads import MAX_DOWNLOADS
+from specscope.app.jobs.runs import Lane, LiveRun, RunRequest
+from specscope.app.jobs.service import Service
 from specscope.app.render.turn import turn_line
-from specscope.app.runs import Lane, LiveRun, RunRequest
-from specscope.app.service import Service
 from specscope.app.tabs.library import Library, Shelf
 from specscope.app.tabs.streaming import LivePane, frames
 from specscope.engine.checkpoints import catalog

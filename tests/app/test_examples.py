@@ -9,7 +9,7 @@ from dataclasses import replace
 import gradio as gr
 import pytest
 
-from specscope.app.service import Service
+from specscope.app.jobs.service import Service
 from specscope.app.tabs import lab, load
 from specscope.app.tabs.lab import Lab
 from specscope.app.tabs.load import LoadTab, load_plan, serve

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from specscope.app import windows
+from specscope.app.jobs import windows
+from specscope.app.jobs.service import Service
 from specscope.app.render.history import models_of, moment, runs_table, when
-from specscope.app.routes import import_trace
-from specscope.app.service import Service
 from specscope.app.tabs import history
 from specscope.app.tabs.history import History, wanted_runs
+from specscope.app.web.routes import import_trace
 from specscope.engine.errors import SpecScopeError, UsageError
 from specscope.engine.trace.jsonl import write_jsonl
 from specscope.engine.types import Sampling
-from specscope.traces.metrics import measure
+from specscope.traces.facts.metrics import measure
 from tests.app.commands import IMPORTED
 
 

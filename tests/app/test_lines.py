@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 from tests.app.commands import call, printed
 from tests.traces.samples import sample_trace
 

@@ -12,13 +12,13 @@ import pytest
 
 from specscope.app.cli import common
 from specscope.app.experiments.load import poisson, read_arrivals
-from specscope.app.service import Service
+from specscope.app.jobs.service import Service
 from specscope.app.tabs.load import AT_ONCE, RATE, TIMES, LoadSettings, LoadTab, load_plan, servable
 from specscope.app.tabs.settings import HERE
 from specscope.engine.errors import UsageError
+from specscope.traces.database.store import Store
 from specscope.traces.export.assets import plotly_script
-from specscope.traces.requests import figures, load_of
-from specscope.traces.store import Store
+from specscope.traces.facts.requests import figures, load_of
 from tests.app.commands import answer, call, printed, prompt_file
 
 CLUSTER = ["--profile", "pearl-4xA100", "--max-new-tokens", "6"]

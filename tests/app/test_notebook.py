@@ -15,7 +15,7 @@ from html import unescape
 import pytest
 
 import specscope
-from specscope.app.notebook.shown import MOST_BYTES, script_bytes, viewer
+from specscope.app.render.shown import MOST_BYTES, script_bytes, viewer
 from specscope.engine.errors import UsageError
 from specscope.traces.export.tables import rows_of
 from specscope.traces.view.beginning import beginning, end_of

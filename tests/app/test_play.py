@@ -19,13 +19,13 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from specscope.app import guard, server
 from specscope.app.cli import models, play
 from specscope.app.ray import Ray
-from specscope.app.server import bind, check_exposure, serve
 from specscope.app.tabs import playground
 from specscope.app.tabs.form import Form, build_settings
 from specscope.app.tabs.playground import Playground
+from specscope.app.web import guard, server
+from specscope.app.web.server import bind, check_exposure, serve
 from specscope.engine.checkpoints import catalog
 from specscope.engine.checkpoints.progress import Progress
 from specscope.engine.cluster import ray_cluster, ray_connect
@@ -48,7 +48,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict]:
         (arguments["announce"] or print)("SpecScope: http://127.0.0.1:7860")
         return 0
 
-    monkeypatch.setattr("specscope.app.server.serve", serve)
+    monkeypatch.setattr("specscope.app.web.server.serve", serve)
     monkeypatch.setattr("specscope.engine.runtimes.forks.warm_up", lambda: None)
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path))
     monkeypatch.setattr(catalog, "hub", SimpleNamespace(cached=lambda model: None))
@@ -172,11 +172,11 @@ def test_the_server_imports_no_torch_gradio_parses_no_sources_and_pages_of_comma
     code = """
 import ast, sys
 sys.modules["gradio"] = None  # pages that `sweep -o` and `load -o` write have the tabs' HTML
-import specscope.app.render.lab, specscope.app.routes
+import specscope.app.render.lab, specscope.app.web.routes
 del sys.modules["gradio"]
 segment, parsed = ast.get_source_segment, set()
 ast.get_source_segment = lambda code, node: parsed.add(node.name) or segment(code, node)
-from specscope.app.server import Service, build_app
+from specscope.app.web.server import Service, build_app
 ast.get_source_segment = segment
 assert parsed == {"BlocksEvents"}, parsed  # of the page's own class
 from specscope.app.ray import Ray
@@ -189,7 +189,7 @@ for address in (None, "127.0.0.1:1"):
         Ray(address).check()  # of `specscope play --ray`
     except SpecScopeError:
         continue  # Ray is not installed, or no cluster answers
-from specscope.app.papers import computing
+from specscope.app.tabs.papers import computing
 next(computing())  # imports what the Papers tab computes with
 sys.exit(" and ".join({"torch", "transformers"} & set(sys.modules)) or 0)
 """

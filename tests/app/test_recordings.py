@@ -18,18 +18,18 @@ import pytest
 
 import specscope
 from specscope.app.cli import common
-from specscope.app.recordings import Recordings
+from specscope.app.jobs.recordings import Recordings
+from specscope.app.jobs.runs import Lane
+from specscope.app.jobs.service import Service
+from specscope.app.render.addresses import follow_address
 from specscope.app.render.follow import following
-from specscope.app.routes import follow_address
-from specscope.app.runs import Lane
-from specscope.app.service import Service
 from specscope.app.tabs.follow import Following, wanted_files
 from specscope.app.tabs.streaming import LivePane, frames
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.jsonl import to_json
-from specscope.traces.follow import Tail
-from specscope.traces.metrics import measure
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
+from specscope.traces.facts.metrics import measure
+from specscope.traces.following.follow import Tail
 from tests.app.commands import IMPORTED, call, printed, refused
 from tests.app.fakes import FakeOpen, until
 from tests.engine.servers.replayed import serving
@@ -308,7 +308,7 @@ def test_several_files_are_followed_to_their_footers_and_a_wrong_line_has_its_nu
 
 def test_without_json_the_page_opens_on_the_files(capsys, monkeypatch, tmp_path) -> None:
     served = []
-    monkeypatch.setattr("specscope.app.server.serve", lambda **arguments: served.append(arguments) or 0)
+    monkeypatch.setattr("specscope.app.web.server.serve", lambda **arguments: served.append(arguments) or 0)
     files = [str(tmp_path / "a,b.jsonl"), str(tmp_path / "c.jsonl")]
     code, _, err = call(capsys, "follow", *files, "--port", "0")
     (given,) = served

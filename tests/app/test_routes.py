@@ -12,16 +12,20 @@ import gradio as gr
 import pytest
 from fastapi.testclient import TestClient
 
-from specscope.app import papers, routes, windows
-from specscope.app.guard import HEADERS
-from specscope.app.papers import ADDRESS, fill
-from specscope.app.routes import address, report_address
-from specscope.app.runs import RunRequest
-from specscope.app.server import build_app
-from specscope.app.service import Service
+from specscope.app.jobs import windows
+from specscope.app.jobs.runs import RunRequest
+from specscope.app.jobs.service import Service
+from specscope.app.render.addresses import report_address
+from specscope.app.tabs import papers
+from specscope.app.tabs.papers import ADDRESS, fill
+from specscope.app.web import routes
+from specscope.app.web.guard import HEADERS
+from specscope.app.web.routes import address
+from specscope.app.web.server import build_app
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.jsonl import read_jsonl
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
+from specscope.traces.view import all_sections
 from specscope.traces.view.aligned import aligned
 from specscope.traces.view.tokens import committed
 from tests.app.fakes import FakeOpen
@@ -248,7 +252,7 @@ def test_a_view_that_fails_is_left_out_with_a_line(client, run, monkeypatch) -> 
     name = run("speculative").run_id
     (whole,) = document(client, name)["runs"]
     for view in ("caches", "trees"):
-        monkeypatch.setattr(f"specscope.traces.view.document.{view}", failing)
+        monkeypatch.setitem(all_sections(), view, all_sections()[view]._replace(make=failing))
     (found,) = document(client, name)["runs"]
     fault = "Not shown, because of a fault of SpecScope"
     assert found["note"] == f"{fault}: KV caches (IndexError), trees (IndexError). Please report it."

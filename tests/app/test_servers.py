@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from specscope.app.runs import RunRequest
+from specscope.app.jobs.runs import RunRequest
 from specscope.app.tabs.requests import SERVER, FormError, make_requests
 from specscope.app.tabs.servers import asked
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 from tests.app.commands import answer, call
 from tests.engine.servers.replayed import llama, serving, vllm
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specscope.app.runs import LiveRun, RunRequest
-from specscope.app.service import Service
+from specscope.app.jobs.runs import LiveRun, RunRequest
+from specscope.app.jobs.service import Service
 from specscope.engine.errors import ModelError, StoreError, UsageError, WorkerDied
 from tests.app.fakes import WORDS, FakeCluster, FakeOpen, commits, until
 
@@ -145,7 +145,7 @@ def test_a_run_that_cannot_be_stored_is_not_done(service: Service, monkeypatch) 
 def test_old_runs_are_read_from_the_database_and_without_one_kept_in_memory(
     service: Service, monkeypatch, opener: FakeOpen
 ) -> None:
-    monkeypatch.setattr("specscope.app.service.KEPT_RUNS", 1)
+    monkeypatch.setattr("specscope.app.jobs.service.KEPT_RUNS", 1)
     runs = [finished(service.start(ask())) for _ in range(4)]
     assert service.find(runs[0].run_id) is None
     assert service.trace(runs[0].run_id).text == "".join(WORDS)

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from specscope.app.page import Page, build_page
+from specscope.app.jobs.runs import Lane, LiveRun, RunRequest
 from specscope.app.render.turn import turn_line
-from specscope.app.runs import Lane, LiveRun, RunRequest
 from specscope.app.tabs import streaming
 from specscope.app.tabs.streaming import LivePane, frames, ordinal, turn_state
+from specscope.app.web.page import Page, build_page
 from specscope.engine.errors import ModelError
 from specscope.engine.types import Sampling
 from tests.app.fakes import WORDS, FakeCluster, commits, until

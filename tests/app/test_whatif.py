@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specscope.app.main import main
+from specscope.traces.database.store import Store
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.store import Store
 from tests.app.commands import IMPORTED, answer, printed, refused
 from tests.traces.samples import sample_trace
 from tests.traces.test_whatif_times import loop, plain

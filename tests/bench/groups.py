@@ -27,7 +27,7 @@ from specscope.engine.heads.files import check_head
 from specscope.engine.heads.kinds import KINDS
 from specscope.engine.methods import BASELINE
 from specscope.engine.plot import Line, Panel, draw
-from specscope.traces.metrics import measure as metrics
+from specscope.traces.facts.metrics import measure as metrics
 from tests.bench import script
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from itertools import product
 import specscope
 from specscope.app.named import bench_prompts
 from specscope.engine.types import Limits, Sampling
-from specscope.traces.health import health
+from specscope.traces.judge.health import health
 
 METHODS = "speculative,pearl,tree,specbranch,ssd,prompt_lookup"
 TEMPERATURES = (0.0, 0.7, 1.0)

@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from specscope.app.bench.figures import Bar, Figure
-from specscope.app.runs import RunRequest
-from specscope.app.service import Service
+from specscope.app.jobs.runs import RunRequest
+from specscope.app.jobs.service import Service
 from specscope.engine.errors import SpecScopeError
 from specscope.engine.types import Limits, Sampling
-from specscope.traces.store import Store
-from specscope.traces.waiting import decode_window
+from specscope.traces.database.store import Store
+from specscope.traces.facts.waiting import decode_window
 from tests.bench import script
 from tests.bench.soak import serving
 from tests.bench.viewer import chromium

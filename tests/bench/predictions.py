@@ -25,9 +25,9 @@ from specscope.engine.errors import UsageError
 from specscope.engine.methods import BASELINE, find
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
-from specscope.traces.advice import LENGTHS, Kind, kind_of, predicted
-from specscope.traces.metrics import measure
-from specscope.traces.rates import rates_of
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.rates import rates_of
+from specscope.traces.judge.advice import LENGTHS, Kind, kind_of, predicted
 from tests.bench import script
 
 NEW_TOKENS = 64

@@ -20,7 +20,7 @@ from specscope.engine.methods import BASELINE
 from specscope.engine.simulate.oracle import Scripted, Source, agrees, another, number
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
-from specscope.traces.metrics import measure
+from specscope.traces.facts.metrics import measure
 from tests.bench import script
 
 FIXED = (1, 2, 3, 4, 5, 6, 8, 12, 16)

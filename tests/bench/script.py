@@ -15,7 +15,7 @@ from specscope.app.cli import options as shared
 from specscope.app.cli.bench import progress, report
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import SpecScopeError
-from specscope.traces.metrics import measure as metrics
+from specscope.traces.facts.metrics import measure as metrics
 
 if TYPE_CHECKING:
     from specscope import Cluster

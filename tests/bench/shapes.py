@@ -29,7 +29,7 @@ from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.methods import BASELINE
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
-from specscope.traces.metrics import measure as metrics
+from specscope.traces.facts.metrics import measure as metrics
 from tests.bench import script
 
 METHODS: dict[str, dict[str, Any]] = {

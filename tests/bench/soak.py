@@ -25,7 +25,7 @@ import psutil
 
 from specscope.app.bench.figures import Bar, Figure, Note
 from specscope.engine.errors import SpecScopeError
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 from tests.bench import script
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.model.slots import Rows
 from specscope.engine.training.measure import LoadedPair
 from specscope.engine.types import Sampling
-from specscope.traces.closed_forms import pearl_speedup, speculative_speedup
+from specscope.traces.facts.closed_forms import pearl_speedup, speculative_speedup
 from tests.bench import drafters, peers, script, whatif
 from tests.bench.drafters import (
     Agreement,

@@ -17,8 +17,8 @@ from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import UsageError
 from specscope.engine.model.attention import attend
 from specscope.engine.types import Limits, Sampling
-from specscope.traces.checks import check
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
+from specscope.traces.facts.checks import check
 from specscope.traces.view.document import view_model
 from tests.bench import attention, groups, health, placements, schedules, shapes, tracing, viewer
 from tests.engine.heads.random_heads import make_head

@@ -31,7 +31,7 @@ from tests.bench import script
 
 if TYPE_CHECKING:
     from specscope import Cluster
-    from specscope.traces.store import Store
+    from specscope.traces.database.store import Store
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ class Traced(NamedTuple):
 
 def measure(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
     """Measure the costs on worker processes; each figure is of the most expensive method."""
-    from specscope.traces.store import Store
+    from specscope.traces.database.store import Store
 
     plan, count, peaks = (QUICK, 50_000, 1) if args.quick else (FULL, 200_000, 3)
     pair, questions = Pair.find(), plan.questions()

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import specscope
 from specscope.app.bench.figures import Bar, Figure, Note
-from specscope.app.service import Service
-from specscope.app.windows import Windows
+from specscope.app.jobs.service import Service
+from specscope.app.jobs.windows import Windows
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
+from specscope.traces.database.store import Store
 from specscope.traces.export.assets import viewer_script, viewer_style
-from specscope.traces.store import Store
+from specscope.traces.facts.waiting import decode_window
 from specscope.traces.view.document import view_model
 from specscope.traces.view.packed import Delta, delta, packed
-from specscope.traces.waiting import decode_window
 from tests.bench import script
 from tests.browser.conftest import launched
 

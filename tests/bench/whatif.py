@@ -21,7 +21,7 @@ from specscope.engine.errors import UsageError
 from specscope.engine.methods import METHODS
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
-from specscope.traces.metrics import measure as metrics
+from specscope.traces.facts.metrics import measure as metrics
 from specscope.traces.whatif.replay import Change, what_if
 from tests.bench import script
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from specscope.engine.checkpoints.catalog import PAIRS
 from specscope.engine.simulate.profile import FOLDER
 from specscope.engine.trace.jsonl import write_jsonl
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 from tests.docs.test_docs import DOCUMENTS, ROOT, command_lines
 from tests.traces.samples import sample_trace
 

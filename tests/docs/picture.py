@@ -8,15 +8,29 @@ from __future__ import annotations
 
 import ast
 from html import escape
+from itertools import takewhile
 from pathlib import Path
 
-from tests.engine.test_rooms import GROUND, ROOMS, graph, room
+from tests.engine.test_rooms import ROOMS, graph
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "images" / "architecture.svg"
-ROWS = ("app", "traces", *reversed([name for name in ROOMS if name not in GROUND]), "ground")
-"""From top to bottom; `ground` is all modules directly in `engine/`."""
-WIDTH, HEIGHT, GAP, LANE, LEFT = 900, 34, 12, 13, 100
+
+
+def grounds(package: str) -> list[str]:
+    """Return the modules of a package below all of its folders."""
+    return list(takewhile(lambda room: not (ROOT / package / room).is_dir(), ROOMS[package].split()))
+
+
+def rows_of(package: str) -> list[str]:
+    ground = grounds(package)
+    above = [f"{package}/{room}" for room in reversed(ROOMS[package].split()) if room not in ground]
+    return [*above, package] if ground else above
+
+
+ROWS = [row for package in ("app", "traces", "engine") for row in rows_of(package)]
+"""From top to bottom; the row of a package's name is the modules below its folders."""
+WIDTH, HEIGHT, GAP, LANE, LEFT = 1040, 28, 8, 11, 190
 """Of the picture and a box; between boxes, between lanes of arrows, left of the boxes (pixels)."""
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1d2433 }
@@ -35,16 +49,14 @@ STYLE = """
 
 def row_of(module: str) -> str:
     """Return the row of a module."""
-    package = module.split(".")[0]
-    if package != "engine":
-        return package
-    return "ground" if room(module) in GROUND else room(module)
+    package, room, *_ = *module.split("."), ""
+    return f"{package}/{room}" if f"{package}/{room}" in ROWS else package
 
 
 def arrows() -> list[tuple[str, str]]:
     """Return the imports between rows as (upper, lower), without those that follow from others."""
     direct: dict[str, set[str]] = {name: set() for name in ROWS}
-    for module, imported in graph().items():
+    for module, imported in filter(lambda item: "." in item[0], graph().items()):
         direct[row_of(module)] |= {row_of(other) for other in imported} - {row_of(module)}
     below: dict[str, set[str]] = {}
     for name in reversed(ROWS):  # the lowest first, so that `below` is known for all imports
@@ -54,11 +66,11 @@ def arrows() -> list[tuple[str, str]]:
 
 
 def purpose(name: str) -> str:
-    """Return the first sentence of a package's docstring; for `ground`, its modules."""
-    if name == "ground":
-        return f"{', '.join(GROUND)}."
-    folder = ROOT / name if name in ("app", "traces") else ROOT / "engine" / name
-    doc = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    """Return the first sentence of a room's docstring; for a package, the modules below."""
+    if "/" not in name:
+        return f"{', '.join(grounds(name))}."
+    file = ROOT / name / "__init__.py" if (ROOT / name).is_dir() else ROOT / f"{name}.py"
+    doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     return doc.splitlines()[0].split(". ")[0].rstrip(".") + "."
 
 
@@ -81,13 +93,12 @@ def draw() -> str:
     height = len(ROWS) * (HEIGHT + GAP) + GAP
     boxes, lines = [], []
     for i, name in enumerate(ROWS):
-        y, label = GAP + i * (HEIGHT + GAP), name if name in ("app", "traces") else f"engine/{name}"
-        kind = name if name in ("app", "traces") else "engine"
+        y, kind = GAP + i * (HEIGHT + GAP), name.partition("/")[0]
         boxes += [
             f'<rect class="box" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - 1}" height="{HEIGHT}" rx="5"/>',
             f'<rect class="{kind}" x="{LEFT}" y="{y}" width="5" height="{HEIGHT}" rx="2"/>',
-            f'<text class="name" x="{LEFT + 16}" y="{y + 22}">{"engine" if name == "ground" else label}</text>',
-            f'<text x="{LEFT + 156}" y="{y + 22}">{escape(purpose(name))}</text>',
+            f'<text class="name" x="{LEFT + 16}" y="{y + 19}">{name}</text>',
+            f'<text x="{LEFT + 170}" y="{y + 19}">{escape(purpose(name))}</text>',
         ]
     for (upper, lower), lane in lanes(arrows()).items():
         start = GAP + ROWS.index(upper) * (HEIGHT + GAP) + HEIGHT * 0.7

@@ -2,9 +2,9 @@
 
 Without names, all pictures are taken. `notebook` shows the stored outputs of docs/notebook.ipynb.
 For the others, a playground with a temporary database runs, and Chromium visits it. `playground` is
-the race that `python -m specscope.app.demo` recorded, `beside` the runs of `python -m
-specscope.app.beside`. The other pictures show the runs of docs/tutorial.md, whose virtual times are
-always the same; `cluster` measures the bundled pair on two nodes of Ray.
+the race that `python -m specscope.app.shipped.demo` recorded, `beside` the runs of `python -m
+specscope.app.shipped.beside`. The other pictures show the runs of docs/tutorial.md, whose virtual
+times are always the same; `cluster` measures the bundled pair on two nodes of Ray.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from specscope.engine.checkpoints import catalog
 from specscope.engine.checkpoints.catalog import PAIRS
 from specscope.engine.errors import ModelError
 from specscope.engine.trace.trace import Trace
-from specscope.traces.metrics import measure
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
+from specscope.traces.facts.metrics import measure
 from tests.app.commands import call
 from tests.docs.lines import NOWHERE, PAGES, furnish, named, reason, shortened
 from tests.docs.notebook import FILE, executed, notebook
@@ -54,7 +54,7 @@ def place(tmp_path, monkeypatch, machine) -> Path:
     furnish(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECSCOPE_DB", str(tmp_path / "traces.db"))
-    monkeypatch.setattr("specscope.app.server.serve", lambda **_: print("served") or 0)
+    monkeypatch.setattr("specscope.app.web.server.serve", lambda **_: print("served") or 0)
     monkeypatch.setattr("specscope.engine.runtimes.forks.warm_up", lambda: None)
     return tmp_path
 

@@ -24,10 +24,11 @@ from specscope.engine.methods import METHODS, Setting
 from specscope.engine.trace import events
 from specscope.engine.trace.jsonl import read_jsonl
 from specscope.engine.training.data import SOURCES
-from specscope.traces import schema, waiting
-from specscope.traces.definitions import FIGURES
-from specscope.traces.metrics import Metrics
-from specscope.traces.store import Store
+from specscope.traces.database import schema
+from specscope.traces.database.store import Store
+from specscope.traces.facts import waiting
+from specscope.traces.facts.definitions import FIGURES
+from specscope.traces.facts.metrics import Metrics
 from tests.docs import picture
 from tests.engine.test_rooms import graph
 from tests.traces.samples import sample_trace
@@ -46,7 +47,7 @@ MAX_LINES = {
     "CONTRIBUTING.md": 140,
 } | {f"docs/{page}": 250 for page in ("devices.md", *(f"methods/{name}.md" for name in PAGES))}
 MAX_ARCHITECTURE_WORDS = 900
-EVENTS = {kind.tag: kind for kind in (events.Header, *get_args(events.Row), events.Footer)}
+EVENTS = {kind.tag: kind for kind in (events.Header, *events.KINDS, events.Footer)}
 
 
 def section(text: str, title: str, level: str = "##") -> str:

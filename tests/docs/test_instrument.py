@@ -18,12 +18,12 @@ from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.trace.recorder import Recorder
 from specscope.engine.trace.watched import TITLES
 from specscope.engine.types import Limits
-from specscope.traces.diff import diff
 from specscope.traces.export.report import render_report
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.waiting import overlap
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.metrics import measure
+from specscope.traces.judge.diff import diff
 from specscope.traces.view.document import view_model
-from specscope.traces.waiting import overlap
 from specscope.traces.whatif.replay import Change, what_if
 from tests.docs.test_docs import blocks, first_cells, section
 from tests.engine.trace.recordings import Event

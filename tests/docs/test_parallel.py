@@ -13,7 +13,7 @@ import pytest
 from specscope.app.render.winners import map_svg
 from specscope.app.tabs.winners import stored
 from specscope.engine.methods import METHODS
-from specscope.traces.closed_forms import (
+from specscope.traces.facts.closed_forms import (
     dsi_blocks_speedup,
     layer_parallel_speedup,
     pearl_speedup,
@@ -21,11 +21,11 @@ from specscope.traces.closed_forms import (
     speculative_speedup,
     ssd_speedup,
 )
+from specscope.traces.facts.metrics import measure, speedup
 from specscope.traces.lab.forms import FORMS, Place, best_settings
 from specscope.traces.lab.plan import default
 from specscope.traces.lab.sweep import Job, Scripted
 from specscope.traces.lab.winners import EQUAL, given_back, winner, with_target
-from specscope.traces.metrics import measure, speedup
 from specscope.traces.papers import outside, parallel
 from tests.docs.test_docs import ROOT
 

@@ -22,7 +22,7 @@ from specscope.traces.export import assets
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-RECIPES = ("method", "kind of drafting head", "view", "profile")
+RECIPES = ("method", "kind of drafting head", "view or trace row", "profile")
 
 
 def recipe(title: str) -> str:
@@ -89,9 +89,8 @@ def test_a_view_is_part_of_the_script_after_the_list_of_insets(tmp_path, monkeyp
     for name in assets.SCRIPTS:
         (tmp_path / name).write_text((assets.FOLDER / name).read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "recipe.js").write_text("INSETS.push(() => new Recipe());", encoding="utf-8")
-    place = assets.SCRIPTS.index("insets.js") + 1
     monkeypatch.setattr(assets, "FOLDER", tmp_path)
-    monkeypatch.setattr(assets, "SCRIPTS", (*assets.SCRIPTS[:place], "recipe.js", *assets.SCRIPTS[place:]))
+    monkeypatch.setattr(assets, "SCRIPTS", assets.ordered(path.name for path in tmp_path.glob("*.js")))
     script = assets.viewer_script.__wrapped__()
     assert script.index("const INSETS") < script.index("new Recipe()") < script.index("INSETS.map")
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from specscope.app import guard, limits, page, recordings, routes
-from specscope.app.server import CLOSE_S, PAGE_S
+from specscope.app.jobs import recordings
+from specscope.app.web import guard, limits, page, routes
+from specscope.app.web.server import CLOSE_S, PAGE_S
 from specscope.engine.files import MOST_VALUES
 from specscope.engine.hangs import IDLE, IDLE_LONG
 from specscope.engine.runtimes.watchdog import FACTOR, FLOOR
-from specscope.traces import follow
+from specscope.traces.following import follow
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 2**20

@@ -16,10 +16,10 @@ import pytest
 import specscope
 from specscope.engine.servers.session import Server
 from specscope.engine.types import Limits, Sampling
-from specscope.traces.checks import check
-from specscope.traces.health import health
+from specscope.traces.facts.checks import check
+from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.metrics import measure
+from specscope.traces.judge.health import health
 from tests.engines.vllm_server import served
 
 pytestmark = pytest.mark.engines

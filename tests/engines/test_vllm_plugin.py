@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from specscope.engine.trace.trace import Trace
-from specscope.traces.audit import audit
-from specscope.traces.checks import check
+from specscope.traces.facts.checks import check
 from specscope.traces.imports.reading import read_traces
+from specscope.traces.judge.audit import audit
 from tests.engines.vllm_server import served
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1500)]

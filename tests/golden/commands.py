@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specscope.app.main import main
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 from tests.golden.runs import PROMPTS, recorded
 from tests.golden.texts import Outputs, flat, without_ids
 from tests.traces.samples import KINDS, sample_trace

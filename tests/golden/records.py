@@ -21,9 +21,9 @@ from specscope.engine.training.loop import LOG, read_log
 from specscope.engine.training.pair import train_pair
 from specscope.engine.training.settings import PairOptions, Shape
 from specscope.engine.types import Limits
-from specscope.traces import schema
+from specscope.traces.database import schema
+from specscope.traces.database.store import Store
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.store import Store
 from specscope.traces.view.packed import packed
 from specscope.traces.view.part import bins_view, part_document, part_sections
 from tests.engine.trace.recordings import DEVICES, TREE

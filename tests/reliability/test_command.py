@@ -19,10 +19,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specscope.app import main
+from specscope.app import signals
 from specscope.engine.checkpoints.catalog import PAIRS
 from specscope.engine.training.loop import read_log
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 from tests.engine.runtimes.processes import worker_processes
 from tests.engine.training.tiny import stories, write_source
 from tests.traces.samples import sample_trace
@@ -35,7 +35,7 @@ STOPPED = "specscope: stopped\n"
 PROGRAM = """
 import json, os, sys
 from specscope.app import main
-import specscope.engine.cluster.open, specscope.traces.store  # what a run imports
+import specscope.engine.cluster.open, specscope.traces.database.store  # what a run imports
 for line in sys.stdin:
     words, errors = json.loads(line)
     child = os.fork()
@@ -153,7 +153,7 @@ def test_a_signal_that_is_ignored_stays_so():
     """As SIGHUP under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with main.terminable() as received:
+        with signals.terminable() as received:
             signal.raise_signal(signal.SIGHUP)
         assert received == []
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -222,7 +222,7 @@ import sys
 from dataclasses import replace
 from tests.traces.samples import sample_events
 from tests.traces.test_recorder import span
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 
 database, name, spans = sys.argv[1], sys.argv[2], int(sys.argv[3])
 header, *_, footer = sample_events()
@@ -236,7 +236,7 @@ IMPORT = """
 import sys
 from dataclasses import replace
 from tests.traces.samples import sample_trace
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 
 database, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 trace = sample_trace()

@@ -11,10 +11,10 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from specscope.app.page import Page
-from specscope.app.runs import RunRequest
-from specscope.app.server import build_app
-from specscope.app.service import Service
+from specscope.app.jobs.runs import RunRequest
+from specscope.app.jobs.service import Service
+from specscope.app.web.page import Page
+from specscope.app.web.server import build_app
 from specscope.engine.errors import ModelError
 from tests.app.fakes import FakeOpen
 

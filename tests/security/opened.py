@@ -14,13 +14,14 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from specscope.app.cli.export import FORMATS, TABLES, write
+from specscope.app.jobs.service import Service
+from specscope.app.render.addresses import EXPORTS
 from specscope.app.render.history import runs_table
-from specscope.app.routes import EXPORTS, build_router
-from specscope.app.service import Service
 from specscope.app.tabs.analysis import Analysis
+from specscope.app.web.routes import build_router
 from specscope.engine.errors import UsageError
-from specscope.traces.health import health
-from specscope.traces.metrics import measure
+from specscope.traces.facts.metrics import measure
+from specscope.traces.judge.health import health
 from specscope.traces.view.part import part_document
 from specscope.traces.whatif.replay import Change, what_if
 from tests.security.odd import refusal

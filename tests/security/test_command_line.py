@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from specscope.app.cli import bench, calibrate, play, train
 from specscope.engine.errors import UsageError, shown
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 from tests.security.commands import Models, command, is_one_line, use_models
 from tests.traces.samples import sample_trace
 
@@ -281,8 +281,9 @@ def test_any_arguments_give_an_exit_code_and_at_most_one_line_of_error(tmp_path,
 SERVER = """
 import sys
 from pathlib import Path
-from specscope.app import main, server
-from specscope.app.runs import RunRequest
+from specscope.app import main
+from specscope.app.web import server
+from specscope.app.jobs.runs import RunRequest
 from tests.app.fakes import FakeCluster, FakeOpen
 
 class Reported(FakeCluster):
@@ -340,7 +341,8 @@ def test_sigterm_ends_the_workers_stores_the_run_and_exits_with_143(tmp_path):
 STUCK = """
 import asyncio, sys, time
 from types import SimpleNamespace
-from specscope.app import main, server
+from specscope.app import main
+from specscope.app.web import server
 
 async def app(scope, receive, send):
     if scope["type"] == "http":

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from specscope.app.render.history import runs_table
 from specscope.engine.errors import StoreError
 from specscope.engine.trace.jsonl import write_jsonl
-from specscope.traces import recorder, schema
+from specscope.traces.database import recorder, schema
+from specscope.traces.database.store import Store
 from specscope.traces.export.perfetto import write_perfetto
 from specscope.traces.export.report import render_report
 from specscope.traces.export.tables import write_csv
-from specscope.traces.store import Store
 from tests.security.commands import Models, command, use_models
 from tests.security.odd import refusal
 from tests.traces.samples import sample_events, sample_trace

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from specscope.app.recordings import MOST_FOLLOWED, Recordings
-from specscope.app.server import build_app
-from specscope.app.service import Service
+from specscope.app.jobs.recordings import MOST_FOLLOWED, Recordings
+from specscope.app.jobs.service import Service
+from specscope.app.web.server import build_app
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.jsonl import to_json
-from specscope.traces import follow
-from specscope.traces.follow import Tail
+from specscope.traces.following import follow
+from specscope.traces.following.follow import Tail
 from tests.app.fakes import FakeOpen
 from tests.security.conftest import HOST
 from tests.traces.samples import sample_events

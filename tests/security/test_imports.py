@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.trace.jsonl import to_json
 from specscope.engine.trace.trace import Trace
+from specscope.traces.database.store import Store
 from specscope.traces.export.perfetto import to_perfetto
 from specscope.traces.imports import reading
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.store import Store
 from specscope.traces.view.document import view_model
 from tests.security.commands import command
 from tests.security.odd import refusal

@@ -9,11 +9,11 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from specscope.app import guard
 from specscope.app.cli import play
 from specscope.app.command import build_parser
-from specscope.app.guard import COOKIE, FREE_GUESSES, MAX_WAIT, Login
-from specscope.app.server import check_exposure
+from specscope.app.web import guard
+from specscope.app.web.guard import COOKIE, FREE_GUESSES, MAX_WAIT, Login
+from specscope.app.web.server import check_exposure
 from specscope.engine.errors import UsageError
 
 RIGHT, WRONG = ("ada", "s3cret"), ("ada", "guess")
@@ -153,7 +153,7 @@ def test_a_malformed_authorization_header_is_a_wrong_login(app, header) -> None:
 
 def test_the_password_is_read_from_the_environment(monkeypatch) -> None:
     logins = []
-    monkeypatch.setattr("specscope.app.server.serve", lambda **more: logins.append(more["auth"]) or 0)
+    monkeypatch.setattr("specscope.app.web.server.serve", lambda **more: logins.append(more["auth"]) or 0)
     monkeypatch.setenv("SPECSCOPE_AUTH", "ada:from-the-environment")
     for line in (["play"], ["play", "--auth", "ada:typed"]):
         play.run(build_parser().parse_args(line))

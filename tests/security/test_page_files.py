@@ -16,8 +16,8 @@ from gradio import processing_utils
 from gradio.context import LocalContext
 from gradio.utils import get_upload_folder
 
-from specscope.app import routes
-from specscope.app.page import check_plain
+from specscope.app.web import routes
+from specscope.app.web.page import check_plain
 from specscope.engine.trace.jsonl import write_jsonl
 from tests.security.conftest import asked
 

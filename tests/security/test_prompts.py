@@ -21,7 +21,7 @@ from specscope.engine.cluster.prompts import encode, ids_of
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import METHODS
 from specscope.engine.types import Limits
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 from tests.security.commands import command, use_models
 from tests.security.odd import refused
 from tests.traces.samples import sample_trace

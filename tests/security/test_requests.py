@@ -15,12 +15,12 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from starlette.responses import PlainTextResponse
 
-from specscope.app import limits
-from specscope.app.guard import HEADERS, Boundary
-from specscope.app.limits import MAX_BODY, BoundedConnection, SmallBodies
-from specscope.app.page import CHANGED, MALFORMED, MAX_SESSIONS
-from specscope.app.routes import _download
-from specscope.app.server import bind, protect
+from specscope.app.web import limits
+from specscope.app.web.guard import HEADERS, Boundary
+from specscope.app.web.limits import MAX_BODY, BoundedConnection, SmallBodies
+from specscope.app.web.page import CHANGED, MALFORMED, MAX_SESSIONS
+from specscope.app.web.routes import _download
+from specscope.app.web.server import bind, protect
 from specscope.engine.errors import UsageError
 from tests.security.conftest import HOST, asked, inputs_of
 
@@ -361,7 +361,7 @@ def test_sessions_beyond_a_number_are_dropped(client, page, monkeypatch):
 
 
 def test_a_session_with_unread_answers_gets_no_more(client, page, monkeypatch) -> None:
-    monkeypatch.setattr("specscope.app.page.MAX_UNREAD", 3)
+    monkeypatch.setattr("specscope.app.web.page.MAX_UNREAD", 3)
     for _ in range(5):
         refreshed(client, page, "silent", read=False)
     assert "too many answers are unread" in refreshed(client, page, "silent")

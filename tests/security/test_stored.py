@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import specscope
-from specscope.app.experiments.table import figures_table
-from specscope.app.service import Service
+from specscope.app.jobs.service import Service
+from specscope.app.render.table import figures_table
 from specscope.engine.errors import UsageError
 from specscope.engine.runtimes.virtual import VirtualTime
 from specscope.engine.trace.events import SCHEMA, Decision, Device, Footer, Forked, Span
@@ -24,13 +24,13 @@ from specscope.engine.trace.jsonl import to_json
 from specscope.engine.trace.ranges import MOST_TIME, MOST_TOKENS
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
+from specscope.traces.database.store import Store
 from specscope.traces.export.perfetto import to_perfetto
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.waiting import lanes
 from specscope.traces.imports import reading
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.metrics import measure
-from specscope.traces.store import Store
 from specscope.traces.view.document import view_model
-from specscope.traces.waiting import lanes
 from specscope.traces.whatif.replay import Change, what_if
 from specscope.traces.whatif.rules import processed
 from tests.app.fakes import FakeOpen
@@ -186,7 +186,7 @@ def many(devices: int, spans: list[Span]) -> Trace:
     header = sample_trace("speculative").header
     roles = ("drafter", "target")
     named = tuple(Device(f"gpu{i}", roles[i % 2], f"GPU {i}", "virtual") for i in range(devices))
-    return Trace(replace(header, devices=named), spans, footer=Footer("done", ("",), ("",), 10**10))
+    return Trace(replace(header, devices=named), spans=spans, footer=Footer("done", ("",), ("",), 10**10))
 
 
 def span(number: int, device: str, start: int, length: int) -> Span:

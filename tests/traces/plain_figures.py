@@ -1,7 +1,7 @@
 """The figures of a run, computed from its rows in the plainest way.
 
-Own code from the sentences of `assets/figures.toml`: no helper of `traces/metrics.py` is used, so
-that a fault in one of the two is seen.
+Own code from the sentences of `assets/figures.toml`: no helper of `traces.facts.metrics` is used,
+so that a fault in one of the two is seen.
 """
 
 from __future__ import annotations

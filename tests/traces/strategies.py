@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -22,7 +22,6 @@ from specscope.engine.trace.events import (
 )
 from specscope.engine.trace.ranges import MOST_TOKENS
 from specscope.engine.trace.trace import Trace
-from specscope.traces import schema
 
 few = examples(max_examples=20, deadline=None)
 """For tests on `traces`, which are large."""
@@ -48,37 +47,34 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("time", "start"), times),
     **dict.fromkeys(("node", "parent"), st.integers(-1, 5)),
     **dict.fromkeys(("span", "draft_span", "verify_span"), st.integers(-1, 9)),
-    **dict.fromkeys(("outcome", "origin"), st.sampled_from(schema.OUTCOMES)),
     "device": st.sampled_from(DEVICES),
-    "kind": st.sampled_from([kind for kind in schema.KINDS if kind != "step"]),  # its sides are unknown
+    "kind": st.sampled_from(
+        [kind for kind in get_args(events.SpanKind) if kind != "step"]
+    ),  # its sides are unknown
     "document": st.integers(-1, DOCUMENTS - 1),
-    "mode": st.sampled_from(schema.MODES),
-    "model": st.sampled_from(schema.MODELS),
     "position": st.integers(0, 50),
     "rank": st.integers(0, 7),
     "role": st.sampled_from(ROLES),
-    "rule": st.sampled_from(schema.RULES),
     "step": st.integers(0, 3),
     "token": tokens,
-    "tree": st.sampled_from(schema.TREES),
 }
-"""Closed sets, and values that meet in several rows; other fields have any of their type's."""
+"""Values that meet in several rows; other fields have any of their type's."""
 WIDE, MORE = st.integers(0, 2**26), st.integers(0, 9)
 
 
 def of(kind: type, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Return a strategy of rows of a kind, with values of these fields."""
-    hints = get_type_hints(kind, include_extras=True)
-    known = {f.name: (FIELDS | given).get(f.name) for f in fields(kind)}
-    found = {name: values(hints[name]) if one is None else one for name, one in known.items()}
-    return st.builds(kind, **found)
+    known = FIELDS | given
+    types = events.types_of(kind).items()
+    return st.builds(kind, **{n: known[n] if n in known else values(hint) for n, hint in types})
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
     """Return a strategy of all values that a type allows."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return (st.integers if parts[0] is int else st.floats)(*parts[1])
+        kind, allowed = parts
+        return values(allowed) if kind is str else (st.integers if kind is int else st.floats)(*allowed[:2])
     if origin is Literal:
         return st.sampled_from(parts)
     if origin is dict:
@@ -110,8 +106,8 @@ def headers(sequences: int) -> st.SearchStrategy[Header]:
 
 @cache
 def spans(sequences: int) -> st.SearchStrategy[list[Span]]:
-    given = {"sequence": st.integers(-1, sequences - 1), "outcome": st.sampled_from(schema.SPAN_OUTCOMES)}
-    drawn = st.lists(of(Span, end=st.integers(0, 2**38), **given), max_size=8)
+    sequence = st.integers(-1, sequences - 1)
+    drawn = st.lists(of(Span, end=st.integers(0, 2**38), sequence=sequence), max_size=8)
     numbered = drawn.map(lambda rows: [replace(s, id=i, end=s.start + s.end) for i, s in enumerate(rows)])
     return numbered.flatmap(st.permutations)
 
@@ -140,7 +136,7 @@ def traces(draw: st.DrawFn, ended: bool | None = True) -> Trace:
     sequences = draw(st.integers(1, 3))
     trace = Trace(draw(headers(sequences)), spans=draw(spans(sequences)))
     for span in draw(st.lists(st.sampled_from(trace.spans), max_size=4)) if trace.spans else ():
-        kind, length = draw(st.sampled_from(schema.PARTS)), draw(st.integers(0, 2**38))
+        kind, length = draw(values(events.PartKind)), draw(st.integers(0, 2**38))
         trace.add(events.Part(span.id, kind, draw(st.integers(0, 99)), span.start, span.start + length))
     for number in range(DOCUMENTS):
         trace.add(events.Document(number, tuple(draw(st.lists(tokens, max_size=4)))))
@@ -164,12 +160,12 @@ _short = st.integers(0, 60)
 def work(draw: st.DrawFn) -> Trace:
     """Return a trace of small times, with spans that touch, overlap or are empty."""
     trace, sequence = Trace(_FIXED), st.integers(0, 1)
-    span = st.tuples(*(FIELDS[name] for name in ("device", "model", "step", "kind")), _short, _short)
+    span = st.tuples(FIELDS["device"], values(events.Role), FIELDS["step"], FIELDS["kind"], _short, _short)
     for i, (device, model, step, kind, start, length) in enumerate(draw(st.lists(span, max_size=12))):
-        outcome = draw(st.sampled_from(schema.SPAN_OUTCOMES))
+        outcome = draw(values(events.SpanOutcome))
         trace.add(Span(i, device, kind, start, start + length // 3, model, step, 0, 1, 0, outcome))
     decision = st.tuples(
-        st.integers(1, 3), sequence, st.integers(-1, 3), st.integers(3, 9), FIELDS["outcome"]
+        st.integers(1, 3), sequence, st.integers(-1, 3), st.integers(3, 9), values(events.Outcome)
     )
     for step, number, node, position, outcome in draw(st.lists(decision, max_size=8)):
         where = (step, number, node, node - 1, position, 7)

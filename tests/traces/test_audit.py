@@ -15,10 +15,10 @@ from specscope.engine.trace.events import Decision
 from specscope.engine.trace.jsonl import from_json
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
-from specscope.traces import audit as auditing
-from specscope.traces.audit import ALPHA, TILTS, Part, Test, audit
-from specscope.traces.health import health
-from specscope.traces.imported import origin
+from specscope.traces.facts.imported import origin
+from specscope.traces.judge import audit as auditing
+from specscope.traces.judge.audit import ALPHA, TILTS, Part, Test, audit
+from specscope.traces.judge.health import health
 from specscope.traces.view.audit import audit_view
 from tests.engine.methods.lossless import ONE_EACH
 from tests.traces.samples import bundled, sample_trace, shown, with_header

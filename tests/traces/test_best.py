@@ -9,14 +9,14 @@ import pytest
 
 import specscope
 from specscope.engine.errors import UsageError
-from specscope.traces.advice import advise
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.places import levels_of
 from specscope.traces.imports.logs.windows import Printed, trace_of, window
 from specscope.traces.imports.reading import read_traces
+from specscope.traces.judge.advice import advise
 from specscope.traces.lengths.basis import Given
 from specscope.traces.lengths.best import best_length
 from specscope.traces.lengths.spread import Spread
-from specscope.traces.metrics import measure
-from specscope.traces.places import levels_of
 from specscope.traces.view.document import view_model
 from tests.traces.samples import sample_trace
 from tests.traces.test_whatif_times import loop, plain

@@ -9,7 +9,7 @@ import pytest
 
 from specscope.engine.errors import UsageError
 from specscope.engine.simulate.profile import Profile, profiles
-from specscope.traces.closed_forms import (
+from specscope.traces.facts.closed_forms import (
     best_gamma,
     dsi_blocks_speedup,
     dsi_speedup,

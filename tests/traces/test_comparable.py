@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 
 from specscope.engine.trace.events import OTHERS, Device, Occupancy
-from specscope.traces.checks import check
-from specscope.traces.comparable import (
+from specscope.traces.export.perfetto import to_perfetto
+from specscope.traces.export.report import render_report
+from specscope.traces.facts.checks import check
+from specscope.traces.facts.comparable import (
     Comparison,
     batch_size,
     comparisons,
@@ -18,9 +20,7 @@ from specscope.traces.comparable import (
     differences,
     other_load,
 )
-from specscope.traces.export.perfetto import to_perfetto
-from specscope.traces.export.report import render_report
-from specscope.traces.metrics import measure
+from specscope.traces.facts.metrics import measure
 from specscope.traces.view.document import view_model
 from specscope.traces.view.figures import figure_rows
 from tests.traces.samples import sample_trace, shown, with_header

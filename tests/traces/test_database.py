@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from specscope.engine.errors import StoreError
-from specscope.traces import schema
-from specscope.traces.store import Store, default_path
+from specscope.traces.database import schema
+from specscope.traces.database.store import Store, default_path
 from tests.traces.samples import sample_trace
 
 

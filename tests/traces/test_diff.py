@@ -11,9 +11,9 @@ from hypothesis import given, settings
 
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.trace import Trace
-from specscope.traces.diff import Candidate, FirstDifference, Side, diff
+from specscope.traces.facts.waiting import decode_window, waits, work
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.waiting import decode_window, waits, work
+from specscope.traces.judge.diff import Candidate, FirstDifference, Side, diff
 from tests.traces.samples import KINDS, sample_trace, with_header
 from tests.traces.strategies import traces
 

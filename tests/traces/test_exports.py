@@ -14,7 +14,7 @@ from specscope.engine.trace.jsonl import to_json, write_jsonl
 from specscope.engine.trace.trace import Trace
 from specscope.traces.export.perfetto import to_perfetto, write_perfetto
 from specscope.traces.export.tables import write_csv
-from specscope.traces.metrics import measure
+from specscope.traces.facts.metrics import measure
 from tests.traces import strategies
 from tests.traces.samples import KINDS, read_file, sample_trace, with_header
 

@@ -17,12 +17,11 @@ from specscope.engine.trace.events import Commit, Decision, Device, Footer, Head
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.export.report import render_report
-from specscope.traces.imported import origin
-from specscope.traces.metrics import measure
-from specscope.traces.places import Level, Slot, first_rate, level_rate
+from specscope.traces.facts.imported import origin
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.places import Level, Slot, first_rate, has_trees, level_rate
 from specscope.traces.view.document import view_model
 from specscope.traces.view.figures import USED_BY, acceptance
-from specscope.traces.view.tokens import has_trees
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.lossless import CASES
 from tests.traces import plain_figures, strategies

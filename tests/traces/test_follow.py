@@ -13,9 +13,9 @@ import pytest
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import SCHEMA, Part
 from specscope.engine.trace.jsonl import to_json
-from specscope.traces import follow
-from specscope.traces.follow import Tail, Tally
-from specscope.traces.metrics import measure
+from specscope.traces.facts.metrics import measure
+from specscope.traces.following import follow
+from specscope.traces.following.follow import Tail, Tally
 from tests.traces.samples import KINDS, read_file, sample_events, sample_trace
 
 EVENTS = sample_events("pearl")

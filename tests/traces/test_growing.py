@@ -14,12 +14,12 @@ from specscope.engine.errors import UsageError
 from specscope.engine.servers import address
 from specscope.engine.servers.address import Address
 from specscope.engine.trace.jsonl import to_json
-from specscope.traces import folder as folders
-from specscope.traces.folder import Folder
-from specscope.traces.growing import Counting, Log, Metrics
+from specscope.traces.database.store import Store
+from specscope.traces.facts.metrics import measure
+from specscope.traces.following import folder as folders
+from specscope.traces.following.folder import Folder
+from specscope.traces.following.growing import Counting, Log, Metrics
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.metrics import measure
-from specscope.traces.store import Store
 from tests.engine.servers.replayed import RECORDED, serving
 from tests.traces.samples import sample_events
 

@@ -14,10 +14,10 @@ import pytest
 from specscope.engine.trace.events import Commit, Copied, Decision
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
-from specscope.traces.calibration import Trial, calibration, calibrations, chance_of, trials, wilson
 from specscope.traces.export.report import render_report
-from specscope.traces.health import ALPHA, LevelTest, health, level_tests, loop, stretch
-from specscope.traces.metrics import measure
+from specscope.traces.facts.calibration import Trial, calibration, calibrations, chance_of, trials, wilson
+from specscope.traces.facts.metrics import measure
+from specscope.traces.judge.health import ALPHA, LevelTest, health, level_tests, loop, stretch
 from specscope.traces.view.calibration import calibration_views
 from tests.traces.samples import PROMPT, bundled, read_file, sample_trace, shown, with_header
 

@@ -11,15 +11,15 @@ import pytest
 
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.jsonl import read_jsonl, to_json
-from specscope.traces.definitions import FACTS, FIGURES
 from specscope.traces.export.perfetto import to_perfetto
 from specscope.traces.export.report import render_report
 from specscope.traces.export.tables import write_csv
-from specscope.traces.imported import NO_TOKEN, origin
+from specscope.traces.facts.definitions import FACTS, FIGURES
+from specscope.traces.facts.imported import NO_TOKEN, origin
+from specscope.traces.facts.metrics import measure
 from specscope.traces.imports import reading
 from specscope.traces.imports.modelopt import profile_of
 from specscope.traces.imports.reading import FORMS, read_traces
-from specscope.traces.metrics import measure
 from specscope.traces.view.document import view_model
 from specscope.traces.view.figures import UNKNOWN
 from tests.traces.samples import read_file, sample_trace, with_header

@@ -11,8 +11,8 @@ import pytest
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import METHODS
 from specscope.engine.simulate.profile import Profile
-from specscope.traces.closed_forms import rate_of_share, speculative_speedup
-from specscope.traces.comparable import comparisons
+from specscope.traces.facts.closed_forms import rate_of_share, speculative_speedup
+from specscope.traces.facts.comparable import comparisons
 from specscope.traces.lab.axes import (
     ACCEPTANCE,
     DRAFTER,

@@ -11,8 +11,8 @@ import pytest
 
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import Window
+from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.metrics import measure
 from tests.traces.printed import PRINTED, windows, written
 
 NOISE = {

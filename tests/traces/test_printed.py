@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from specscope.engine.errors import UsageError
-from specscope.traces.counted import figures, whole_windows
+from specscope.traces.database.store import Store
 from specscope.traces.export.perfetto import to_perfetto
 from specscope.traces.export.tables import usual_table, write_csv
-from specscope.traces.health import health
-from specscope.traces.imported import Counts, origin
+from specscope.traces.facts.counted import figures, whole_windows
+from specscope.traces.facts.imported import Counts, origin
+from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.metrics import measure
-from specscope.traces.store import Store
+from specscope.traces.judge.health import health
 from specscope.traces.view.document import view_model
 from specscope.traces.whatif.replay import Change, what_if
 from tests.traces.printed import FOLDER, PRINTED, windows, written

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from specscope.engine.trace.events import OTHERS, Device, Occupancy
-from specscope.traces.comparable import comparisons
-from specscope.traces.imported import CACHED, origin
-from specscope.traces.metrics import measure
-from specscope.traces.race import (
+from specscope.traces.facts.comparable import comparisons
+from specscope.traces.facts.imported import CACHED, origin
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.rates import rates_of
+from specscope.traces.judge.race import (
     ONE_PASS,
     grouped,
     median_first,
@@ -22,7 +23,6 @@ from specscope.traces.race import (
     speedup_of,
     spread,
 )
-from specscope.traces.rates import rates_of
 from specscope.traces.view.document import view_model
 from tests.traces.samples import recorded_loop, sample_trace, slowed, with_header
 

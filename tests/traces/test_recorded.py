@@ -12,13 +12,13 @@ import specscope
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import OTHERS, Occupancy
 from specscope.engine.trace.jsonl import to_json
-from specscope.traces.checks import check
-from specscope.traces.comparable import comparisons
-from specscope.traces.diff import diff
 from specscope.traces.export.perfetto import to_perfetto
 from specscope.traces.export.report import render_report
-from specscope.traces.imported import origin
-from specscope.traces.metrics import measure
+from specscope.traces.facts.checks import check
+from specscope.traces.facts.comparable import comparisons
+from specscope.traces.facts.imported import origin
+from specscope.traces.facts.metrics import measure
+from specscope.traces.judge.diff import diff
 from specscope.traces.view.document import view_model
 from specscope.traces.whatif.replay import Change, what_if
 from tests.traces.samples import MS, read_file, shown, with_header

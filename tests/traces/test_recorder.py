@@ -15,9 +15,9 @@ import pytest
 
 from specscope.engine.errors import StoreError
 from specscope.engine.trace.events import Footer, Span
-from specscope.traces import database, recorder
-from specscope.traces.live import LiveLog
-from specscope.traces.store import Store
+from specscope.traces.database import file, recorder
+from specscope.traces.database.live import LiveLog
+from specscope.traces.database.store import Store
 from tests.traces.samples import sample_events, sample_trace
 
 
@@ -48,18 +48,18 @@ def locked(path):
 
 def fill(monkeypatch, pages):
     """Let a database have so many pages: then its disk is full."""
-    real = database._open
+    real = file._open
 
     def small(file, how):
         connection = real(file, how)
         connection.execute(f"PRAGMA max_page_count={pages}")
         return connection
 
-    monkeypatch.setattr(database, "_open", small)
+    monkeypatch.setattr(file, "_open", small)
 
 
 def test_adding_never_waits_for_the_database(path, monkeypatch):
-    monkeypatch.setattr(database, "BUSY_MS", 20_000)
+    monkeypatch.setattr(file, "BUSY_MS", 20_000)
     header, *events = sample_events()
     with Store(path) as store:
         with store.record(header) as recording:
@@ -84,7 +84,7 @@ def test_rows_are_stored_while_the_run_is_in_progress_and_the_last_ones_when_the
 
 
 def test_a_locked_database_fails_the_run_and_not_the_app(path, monkeypatch):
-    monkeypatch.setattr(database, "BUSY_MS", 50)
+    monkeypatch.setattr(file, "BUSY_MS", 50)
     header, *events = sample_events()
     with Store(path) as store:
         recording = store.record(header)
@@ -171,7 +171,7 @@ CRASH = """
 import sys
 from tests.traces.samples import sample_events
 from tests.traces.test_recorder import span
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 
 store = Store(sys.argv[1])
 recording = store.record(sample_events("pearl")[0])

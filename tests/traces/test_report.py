@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.app.notebook import shown
+from specscope.app.render import shown
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import SCHEMA
 from specscope.traces.export.assets import FOLDER, SCRIPTS, viewer_script

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from specscope.engine.errors import UsageError
+from specscope.traces.database.store import Store
 from specscope.traces.export.report import render_report, render_set
 from specscope.traces.export.sets import html, lines
+from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.metrics import measure
 from specscope.traces.sets.compared import sets_of
 from specscope.traces.sets.figures import t
 from specscope.traces.sets.members import Member, members_of
-from specscope.traces.store import Store
 from tests.traces.samples import sample_trace
 
 PRINTED = Path(__file__).parent / "imported" / "printed"

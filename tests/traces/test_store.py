@@ -12,11 +12,11 @@ from hypothesis import given
 
 from specscope.engine.errors import StoreError, UsageError
 from specscope.engine.trace.events import OTHERS, Footer, Occupancy
-from specscope.traces import schema
-from specscope.traces.listing import Search, parse
-from specscope.traces.metrics import measure
-from specscope.traces.race import racers_of, speedup_of
-from specscope.traces.store import Store
+from specscope.traces.database import schema
+from specscope.traces.database.listing import Search, parse
+from specscope.traces.database.store import Store
+from specscope.traces.facts.metrics import measure
+from specscope.traces.judge.race import racers_of, speedup_of
 from specscope.traces.view.document import view_model
 from tests.traces import strategies
 from tests.traces.samples import KINDS, recorded_loop, sample_events, sample_trace, with_header

@@ -13,11 +13,11 @@ import specscope
 from specscope.engine.drafting.pace import Probe
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.types import Limits
-from specscope.traces.advice import kind_of, predicted
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.places import first_rate, level_rate
+from specscope.traces.facts.rates import Rates, rates_of
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.metrics import measure
-from specscope.traces.places import first_rate, level_rate
-from specscope.traces.rates import Rates, rates_of
+from specscope.traces.judge.advice import kind_of, predicted
 from specscope.traces.view.document import view_model
 from tests.traces.samples import bundled, sample_trace, shown, slowed, with_header
 

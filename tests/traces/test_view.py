@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from specscope.engine.trace.events import Commit, Footer, Occupancy, Span
 from specscope.engine.trace.trace import Trace
-from specscope.traces import metrics, waiting
 from specscope.traces.export.assets import viewer_style
+from specscope.traces.facts import metrics, waiting
+from specscope.traces.facts.settings import config_text, planned_text
 from specscope.traces.view.document import VERSION, view_model
 from specscope.traces.view.figures import figure_rows
-from specscope.traces.view.settings import config_text, planned_text
 from tests.traces.samples import KINDS, MS, sample_events, sample_trace, shown, with_header
 from tests.traces.strategies import few, traces
 

@@ -13,14 +13,14 @@ from specscope.engine.run.models import Model
 from specscope.engine.trace.events import Commit, Decision, Device, Footer, Part, Round, Span
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
-from specscope.traces.comparable import batch_size, comparisons
-from specscope.traces.metrics import measure
-from specscope.traces.requests import figures, load_of, requests, stops_paying
+from specscope.traces.facts.comparable import batch_size, comparisons
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.requests import figures, load_of, requests, stops_paying
+from specscope.traces.facts.waiting import Around, preempted, sp_degree, wasted, working_devices
 from specscope.traces.view.caches import caches
 from specscope.traces.view.layers import layers
 from specscope.traces.view.servers import server_pool
 from specscope.traces.view.tracks import queue, span_fates
-from specscope.traces.waiting import Around, preempted, sp_degree, wasted, working_devices
 from tests.engine.worker.harness import Flat, scripted_cluster
 from tests.traces.samples import MS, sample_trace, shown, with_header
 from tests.traces.scripted import PROMPT, drafting, dsi, easyspec, say
@@ -376,7 +376,7 @@ def test_the_load_is_a_condition_of_a_comparison():
     assert (batch_size(run), load_of(sample_trace("autoregressive").header)) == (2, None)
     later = with_header(run, environment={"load": {**LOAD, "arrivals": [0, 0, 0]}})
     later = Trace(
-        later.header, run.spans, rounds=[replace(r, drafted=0) for r in run.rounds], commits=run.commits
+        later.header, spans=run.spans, rounds=[replace(r, drafted=0) for r in run.rounds], commits=run.commits
     )
     first, second = comparisons([[run], [later]])
     assert (first.reason, second.baseline) == ("different arrivals", 1)

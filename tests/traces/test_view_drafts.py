@@ -14,10 +14,11 @@ import specscope
 from specscope.engine.trace.events import Chain, Document, Footer, Forecast
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
-from specscope.traces import waiting
 from specscope.traces.export.report import render_report
-from specscope.traces.forks import lookups
-from specscope.traces.imported import NO_TOKEN
+from specscope.traces.facts import waiting
+from specscope.traces.facts.forks import lookups
+from specscope.traces.facts.imported import NO_TOKEN
+from specscope.traces.facts.waiting import Around, decoding_clock
 from specscope.traces.view.aligned import aligned
 from specscope.traces.view.document import view_model
 from specscope.traces.view.fan import fans, hits
@@ -28,7 +29,6 @@ from specscope.traces.view.ngrams import ngrams, sources
 from specscope.traces.view.packed import packed
 from specscope.traces.view.tokens import by_branch, ghosts, trees
 from specscope.traces.view.tracks import span_fates
-from specscope.traces.waiting import Around, decoding_clock
 from tests.engine.methods import test_specbranch
 from tests.engine.worker.harness import Flat
 from tests.traces import strategies

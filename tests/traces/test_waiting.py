@@ -6,8 +6,8 @@ from hypothesis import given
 
 from specscope.engine.trace.events import Commit, Device, Footer, Header, Span
 from specscope.engine.trace.trace import Trace
-from specscope.traces import waiting
-from specscope.traces.waiting import Band, Wait
+from specscope.traces.facts import waiting
+from specscope.traces.facts.waiting import Band, Wait
 from tests.traces import strategies
 
 DRAFTER = Device("d", "drafter", "D", "virtual")

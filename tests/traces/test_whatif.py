@@ -19,9 +19,9 @@ from specscope.engine.methods import METHODS
 from specscope.engine.run.serving import Load
 from specscope.engine.simulate.oracle import Scripted, Source, bernoulli_models, number
 from specscope.engine.trace.trace import Trace
-from specscope.traces.comparable import comparisons
+from specscope.traces.facts.comparable import comparisons
+from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.metrics import measure
 from specscope.traces.whatif.recording import read
 from specscope.traces.whatif.replay import Change, WhatIf, what_if
 from specscope.traces.whatif.result import facts, rows, sentences

@@ -15,9 +15,9 @@ from specscope.engine.methods import METHODS
 from specscope.engine.run.serving import Load
 from specscope.engine.simulate.profile import FOLDER, Profile
 from specscope.engine.trace.trace import Trace
-from specscope.traces.comparable import comparisons
-from specscope.traces.metrics import measure
-from specscope.traces.view.tokens import has_trees
+from specscope.traces.facts.comparable import comparisons
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.places import has_trees
 from specscope.traces.whatif.replay import Change, WhatIf, what_if
 from tests.traces.samples import bundled, with_header
 

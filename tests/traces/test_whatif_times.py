@@ -11,9 +11,9 @@ import pytest
 import specscope
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.trace import Trace
-from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT
+from specscope.traces.facts.imported import NO_TOKEN, UNKNOWN_TEXT
+from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.metrics import measure
 from specscope.traces.whatif.own_times import own_times
 from specscope.traces.whatif.recording import read
 from specscope.traces.whatif.replay import Change, what_if

@@ -16,7 +16,7 @@ import specscope
 from specscope.engine.errors import StoreError
 from specscope.engine.methods import METHODS
 from specscope.engine.types import Limits
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 from specscope.traces.view.packed import packed, packed_run
 from specscope.traces.view.part import bins_view, part_document, part_sections
 from tests.traces.samples import bundled, sample_trace, shown, with_header

@@ -12,7 +12,7 @@ import pytest
 from specscope.engine.errors import UsageError
 from specscope.engine.simulate.oracle import bernoulli_models
 from specscope.engine.types import Limits
-from specscope.traces.closed_forms import ssd_speedup
+from specscope.traces.facts.closed_forms import ssd_speedup
 from specscope.traces.lab.forms import FORMS, Place
 from specscope.traces.lab.plan import Plan, assumptions, default
 from specscope.traces.lab.winners import (

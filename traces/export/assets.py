@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from html import escape
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "assets" / "viewer"
-SCRIPTS = (
+_ORDER = (
     "packed.js",
     "model.js",
     "dom.js",
@@ -57,6 +58,15 @@ SCRIPTS = (
     "viewer.js",
     "steps.js",
 )
+
+
+def ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """Return scripts in order; one without a place is an inset, shown after the others."""
+    after = _ORDER.index("pointer.js")
+    return (*_ORDER[:after], *sorted({*names} - {*_ORDER}), *_ORDER[after:])
+
+
+SCRIPTS = ordered(path.name for path in FOLDER.glob("*.js"))
 """The parts of the viewer's script; each uses only names of the parts before it while loading."""
 
 

@@ -13,10 +13,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import NO_DEVICES
-from specscope.traces.counted import whole_windows
-from specscope.traces.imported import is_timed
+from specscope.traces.facts.counted import whole_windows
+from specscope.traces.facts.imported import is_timed
+from specscope.traces.facts.waiting import busy, by_device, lanes
 from specscope.traces.view.counts import view_of
-from specscope.traces.waiting import busy, by_device, lanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

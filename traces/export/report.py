@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specscope.engine.checkpoints.forms import model_name
 from specscope.engine.errors import UsageError
-from specscope.traces.comparable import lacks_load, other_load
 from specscope.traces.export.assets import report_template, viewer_script, viewer_style
 from specscope.traces.export.sets import html
+from specscope.traces.facts.comparable import lacks_load, other_load
+from specscope.traces.facts.settings import shown_config
 from specscope.traces.sets.compared import sets_of
 from specscope.traces.sets.members import members_of
 from specscope.traces.view.beginning import end_of, of_beginning
 from specscope.traces.view.document import Document, RunView, view_model
 from specscope.traces.view.figures import acceptance
 from specscope.traces.view.packed import packed
-from specscope.traces.view.settings import shown_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from specscope.engine.trace.trace import Trace
+    from specscope.traces.database.store import Store
     from specscope.traces.sets.compared import SetsView
-    from specscope.traces.store import Store
 
 Turn: TypeAlias = "tuple[Sequence[Trace], Sequence[Sequence[Trace]]]"
 """The runs of a turn, and the passes of each."""

@@ -8,8 +8,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import Commit, Copied, Decision, Round, Span, Top, Window
-from specscope.traces.imported import NO_TOKEN, origin
-from specscope.traces.metrics import measure
+from specscope.traces.facts.imported import NO_TOKEN, origin
+from specscope.traces.facts.metrics import measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

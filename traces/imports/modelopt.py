@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.trace.events import Footer
 from specscope.engine.trace.trace import Trace
-from specscope.traces.imported import Counts, Imported, origin
+from specscope.traces.facts.imported import Counts, Imported, origin
 from specscope.traces.imports.request_trace import (
     LONGEST_DRAFT,
     SUMMED,

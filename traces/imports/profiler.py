@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specscope.engine.errors import shown
 from specscope.engine.trace.events import Device, Footer, Span
 from specscope.engine.trace.trace import Trace
-from specscope.traces.imported import Imported
+from specscope.traces.facts.imported import Imported
 from specscope.traces.imports.request_trace import Form, is_object, new_header, number
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from specscope.engine.errors import UsageError
 from specscope.engine.files import check_values, parse_json
 from specscope.engine.trace.jsonl import MOST_TRACE_BYTES, RECORDING, ROW, read_jsonl, whole_part
-from specscope.traces.checks import check
-from specscope.traces.imported import with_unknown
+from specscope.traces.facts.checks import check
+from specscope.traces.facts.imported import with_unknown
 from specscope.traces.imports import streams
 from specscope.traces.imports.content import MAX_BYTES, content_of
 from specscope.traces.imports.logs import llama, sglang, vllm

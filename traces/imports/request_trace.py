@@ -15,7 +15,7 @@ from specscope.engine.trace.events import Commit, Decision, Footer, Header, Roun
 from specscope.engine.trace.ranges import LONGEST_DRAFT, MOST_WHOLE
 from specscope.engine.trace.ranges import MOST_TOKENS as LONGEST_PROMPT
 from specscope.engine.trace.trace import Trace
-from specscope.traces.imported import NO_TOKEN, TEXTS, Counts, Imported
+from specscope.traces.facts.imported import NO_TOKEN, TEXTS, Counts, Imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

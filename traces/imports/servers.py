@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.servers.steps import chances_of
-from specscope.traces.imported import Counts
+from specscope.traces.facts.imported import Counts
 from specscope.traces.imports.request_trace import (
     LONGEST_DRAFT,
     MOST_STEPS,

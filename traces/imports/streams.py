@@ -24,7 +24,7 @@ from specscope.engine.servers.steps import (
 )
 from specscope.engine.trace.events import Device, Header
 from specscope.engine.trace.ranges import NO_TOKEN
-from specscope.traces.imported import Imported, with_unknown
+from specscope.traces.facts.imported import Imported, with_unknown
 from specscope.traces.imports.request_trace import new_header
 
 if TYPE_CHECKING:

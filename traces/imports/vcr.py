@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.engine.trace.events import Footer
 from specscope.engine.trace.trace import Trace
-from specscope.traces.imported import Counts, Imported
+from specscope.traces.facts.imported import Counts, Imported
 from specscope.traces.imports.request_trace import (
     LONGEST_DRAFT,
     SUMMED,

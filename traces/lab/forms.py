@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specscope.engine.drafting.static import MOST_NODES
 from specscope.engine.simulate.profile import Profile
-from specscope.traces.closed_forms import (
+from specscope.traces.facts.closed_forms import (
     dsi_blocks_speedup,
     layer_parallel_speedup,
     pearl_speedup,

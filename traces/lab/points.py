@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.simulate.profile import Profile
-from specscope.traces.closed_forms import rate_of_share
+from specscope.traces.facts.closed_forms import rate_of_share
 
 if TYPE_CHECKING:
     from specscope.traces.lab.sweep import Sweep

@@ -22,10 +22,10 @@ from specscope.engine.errors import RunCancelled, UsageError
 from specscope.engine.methods import BASELINE, find
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.types import Limits, check_range
-from specscope.traces.comparable import conditions, differences
+from specscope.traces.facts.comparable import conditions, differences
+from specscope.traces.facts.metrics import measure, speedup
+from specscope.traces.judge.race import alternating
 from specscope.traces.lab.axes import MOST_CELLS, USUAL, Axis, Value, check_axis
-from specscope.traces.metrics import measure, speedup
-from specscope.traces.race import alternating
 
 if TYPE_CHECKING:
     from specscope.engine.methods import Method

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import BASELINE, find
+from specscope.traces.facts.metrics import measure, speedup
 from specscope.traces.lab.forms import FORMS, Place, best_settings
 from specscope.traces.lab.plan import Entrant, Plan, assumptions, plan_of
 from specscope.traces.lab.sweep import Job
-from specscope.traces.metrics import measure, speedup
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace

@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from specscope.engine.drafting.pace import Probe, seconds_at
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import METHODS
-from specscope.traces import counted, waiting
-from specscope.traces.advice import LENGTHS, kind_of, plain_draft
-from specscope.traces.comparable import batch_size
-from specscope.traces.imported import is_foreign, origin
-from specscope.traces.metrics import measure
-from specscope.traces.places import level_rate
-from specscope.traces.rates import ALIKE, OVERLAP, Rates, by_level, rates_of
-from specscope.traces.view.tokens import has_trees
+from specscope.traces.facts import counted, waiting
+from specscope.traces.facts.comparable import batch_size
+from specscope.traces.facts.imported import is_foreign, origin
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.places import has_trees, level_rate
+from specscope.traces.facts.rates import ALIKE, OVERLAP, Rates, by_level, rates_of
+from specscope.traces.judge.advice import LENGTHS, kind_of, plain_draft
 
 if TYPE_CHECKING:
     from specscope.engine.drafting.pace import Curve
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.metrics import Metrics
-    from specscope.traces.places import Level
+    from specscope.traces.facts.metrics import Metrics
+    from specscope.traces.facts.places import Level
 
 FEWEST = 8
 """Drafts from which on their places have rates."""

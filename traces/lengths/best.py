@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specscope.engine.drafting.pace import in_turns, seconds_at
-from specscope.traces.advice import limit, predicted
+from specscope.traces.facts.metrics import measure
+from specscope.traces.judge.advice import limit, predicted
 from specscope.traces.lengths.basis import Given, basis_of
 from specscope.traces.lengths.spread import Spread
-from specscope.traces.metrics import measure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specscope.engine.trace.trace import Trace
+    from specscope.traces.facts.metrics import Metrics
     from specscope.traces.lengths.basis import Basis
-    from specscope.traces.metrics import Metrics
 
 LONGEST = 32
 SHOWN = range(17)

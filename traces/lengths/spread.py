@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specscope.traces.places import Level
+    from specscope.traces.facts.places import Level
 
 _SURE = NormalDist().inv_cdf(0.975)
 

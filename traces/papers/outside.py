@@ -23,7 +23,7 @@ from typing import NamedTuple
 from specscope.engine.heads.work import Work
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.simulate.roofline import Model
-from specscope.traces.closed_forms import pearl_tokens
+from specscope.traces.facts.closed_forms import pearl_tokens
 from specscope.traces.papers.parallelspec import round_cost
 from specscope.traces.papers.rows import Paper, numbers
 

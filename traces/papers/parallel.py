@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from specscope.engine.drafting.pace import MISSES
-from specscope.traces.closed_forms import speculative_tokens, ssd_hit_rate
+from specscope.traces.facts.closed_forms import speculative_tokens, ssd_hit_rate
 from specscope.traces.papers import pearl_speeds
 from specscope.traces.papers.rows import Cell, Paper, bisect, numbers
 

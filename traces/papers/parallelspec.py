@@ -20,7 +20,7 @@ import numpy as np
 
 from specscope.engine.heads.work import Work
 from specscope.engine.simulate.profile import Profile
-from specscope.traces.closed_forms import speculative_tokens
+from specscope.traces.facts.closed_forms import speculative_tokens
 from specscope.traces.papers.rows import Cell, Paper, bisect, numbers
 
 _DATA = numbers("parallelspec")

@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from specscope.engine.simulate.profile import Profile, profiles
-from specscope.traces.closed_forms import pearl_tokens, speculative_tokens
+from specscope.traces.facts.closed_forms import pearl_tokens, speculative_tokens
 from specscope.traces.papers.pearl_speeds import (
     Pair,
     assisted,

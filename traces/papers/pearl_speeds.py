@@ -21,7 +21,7 @@ import numpy as np
 
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile, profiles
-from specscope.traces.closed_forms import pearl_tokens, speculative_tokens
+from specscope.traces.facts.closed_forms import pearl_tokens, speculative_tokens
 from specscope.traces.papers.rows import bisect, numbers
 
 _DATA = numbers("pearl")

@@ -12,7 +12,7 @@ from math import log2, sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple, TypedDict
 
-from specscope.traces.requests import percentile
+from specscope.traces.facts.requests import percentile
 from specscope.traces.sets.members import Member
 
 Z = 1.96

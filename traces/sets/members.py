@@ -10,18 +10,18 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specscope.engine.checkpoints.forms import model_name
-from specscope.traces import counted
-from specscope.traces.counted import JOINT
-from specscope.traces.imported import is_foreign, origin
-from specscope.traces.view.settings import config_text
-from specscope.traces.waiting import decode_window, of_prefill
+from specscope.traces.facts import counted
+from specscope.traces.facts.counted import JOINT
+from specscope.traces.facts.imported import is_foreign, origin
+from specscope.traces.facts.settings import config_text
+from specscope.traces.facts.waiting import decode_window, of_prefill
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator
 
     from specscope.engine.trace.events import Header, Round, Window
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.imported import Imported
+    from specscope.traces.facts.imported import Imported
 
 _NOUNS = {
     "a log of llama.cpp": "request",

@@ -8,7 +8,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from specscope.engine.trace.events import Window
-from specscope.traces.health import of_windows
+from specscope.traces.judge.health import of_windows
 from specscope.traces.sets.figures import FEW, Z, by_time
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-from specscope.traces.imported import NO_TOKEN, is_timed
+from specscope.traces.facts.imported import NO_TOKEN, is_timed
 from specscope.traces.view.tokens import NumberedView, commit_view
 
 if TYPE_CHECKING:
     from specscope.engine.trace.events import Commit, Header
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.waiting import Clock
+    from specscope.traces.facts.waiting import Clock
 
 
 class RowView(TypedDict):

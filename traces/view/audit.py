@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.audit import audit
-from specscope.traces.view import row_of
+from specscope.traces.judge.audit import audit
+from specscope.traces.view import row_of, section
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.audit import Part
+    from specscope.traces.judge.audit import Part
 
 
 class PartView(TypedDict):
-    """The fields of `specscope.traces.audit.Part`."""
+    """The fields of `specscope.traces.judge.audit.Part`."""
 
     name: str
     tested: int
@@ -37,6 +37,7 @@ class AuditView(TypedDict):
     """Empty for a run of few tests."""
 
 
+@section("audit", "acceptance audit", one=True, whole=True)
 def audit_view(*traces: Trace) -> AuditView | None:
     """Return the audit of runs, pooled; None where no chance is known."""
     found = audit(*traces)

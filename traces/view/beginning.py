@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from specscope.engine.trace.trace import Trace
+from specscope.engine.trace.events import LISTS
+from specscope.traces.facts.waiting import timeline, working_devices
+from specscope.traces.view import all_sections
 from specscope.traces.view.aligned import aligned
 from specscope.traces.view.document import Document, RunView, sections
-from specscope.traces.waiting import timeline, working_devices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-WHOLE = ("headline", "hits", "forecast_sums", "note")
-"""Sections of the beginning's run that are sums over the whole run."""
-_ROUNDS = ("decisions", "copies", "pooled", "forks", "forecasts", "chains")
-"""Rows that belong to a round, and have no time."""
+    from specscope.engine.trace.trace import Trace
+
+WHOLE = ("headline", "note")
+"""Of the whole run, as the sections that need it are."""
 
 
 def beginning(trace: Trace, end: int) -> Trace:
     """Return the rows of a trace until `end`, in nanoseconds, with its header and footer."""
-    cut = Trace(trace.header, pieces=trace.pieces, documents=trace.documents, footer=trace.footer)
-    cut.spans = [span for span in trace.spans if span.end <= end]
-    cut.rounds = [row for row in trace.rounds if row.time <= end]
-    cut.commits = [row for row in trace.commits if row.time <= end]
-    cut.occupancy = [row for row in trace.occupancy if row.time <= end]
-    cut.parts = [row for row in trace.parts if row.end <= end]
-    known = {(row.step, row.sequence) for row in cut.rounds}
-    for name in _ROUNDS:
-        setattr(cut, name, [row for row in getattr(trace, name) if (row.step, row.sequence) in known])
-    return cut
+    rounds = {(row.step, row.sequence) for row in trace.rounds if row.time <= end}
+    return replace(trace, **{name: _until(end, rounds, getattr(trace, name)) for name in LISTS.values()})
+
+
+def _until(end: int, rounds: set[tuple[int, int]], rows: list[Any]) -> list[Any]:
+    """Return the rows of a kind that end or happen until `end`, or belong to one of the rounds."""
+    for name in ("end", "time"):
+        if rows and hasattr(rows[0], name):
+            return [row for row in rows if getattr(row, name) <= end]
+    return [row for row in rows if not hasattr(row, "step") or (row.step, row.sequence) in rounds]
 
 
 def end_of(traces: Sequence[Trace], spans: int) -> int:
@@ -41,10 +43,11 @@ def end_of(traces: Sequence[Trace], spans: int) -> int:
 def of_beginning(document: Document, traces: Sequence[Trace], end: int, *, redact_prompt: bool) -> Document:
     """Return the document of these runs with the rows until `end` only."""
     cuts = [beginning(trace, end) for trace in traces]
+    whole = [name for name, section in all_sections().items() if section.whole]
     runs = list[RunView]()
     for run, trace, cut in zip(document["runs"], traces, cuts, strict=True):
         found = cast("dict[str, Any]", sections(cut, timeline(cut), redact_prompt, working_devices(trace)))
-        kept = {name: cast("dict[str, Any]", run)[name] for name in WHOLE}
+        kept = {name: cast("dict[str, Any]", run)[name] for name in (*WHOLE, *whole)}
         runs.append(cast("RunView", {**run, **found, **kept}))
     axis = document["axis"] | {"max": max((run["to"] for run in runs), default=0.0)}
     return cast("Document", {**document, "axis": axis, "aligned": aligned(cuts), "runs": runs})

@@ -10,7 +10,7 @@ from specscope.traces.view import row_of
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.metrics import Metrics
+    from specscope.traces.facts.metrics import Metrics
 
 
 class LengthRow(TypedDict):

@@ -16,9 +16,10 @@ from collections import Counter
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.imported import CACHED, origin
-from specscope.traces.padding import finished, rounds_by_step, steps_of
-from specscope.traces.waiting import FORWARDS, WHOLE, Around, decoding_clock
+from specscope.traces.facts.imported import CACHED, origin
+from specscope.traces.facts.padding import finished, rounds_by_step, steps_of
+from specscope.traces.facts.waiting import FORWARDS, WHOLE, Around, decoding_clock
+from specscope.traces.view import section
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -59,6 +60,7 @@ class CacheView(TypedDict):
     """By state of `STATES`, the rows in each step; states that no step has are left out."""
 
 
+@section("caches", "KV caches")
 def caches(trace: Trace, around: Around = WHOLE) -> list[CacheView]:
     """Return the caches whose rows the trace determines; none without the rows of each forward.
 
@@ -251,6 +253,7 @@ class PackingView(TypedDict):
     shares: list[ShareView]
 
 
+@section("packings", "batches")
 def packings(trace: Trace, around: Around = WHOLE) -> list[PackingView]:
     """Return the batches whose padding the trace determines; none of another engine or program."""
     if origin(trace.header) is not None:

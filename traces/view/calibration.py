@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.calibration import calibrations, trials
-from specscope.traces.view import columns_of, row_of
+from specscope.traces.facts.calibration import calibrations, trials
+from specscope.traces.view import columns_of, row_of, section
 from specscope.traces.view.tokens import short
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.calibration import Calibration
+    from specscope.traces.facts.calibration import Calibration
 
 
 class BinColumns(TypedDict):
-    """The bins with tested tokens, as in `specscope.traces.calibration.Bin`."""
+    """The bins with tested tokens, as in `specscope.traces.facts.calibration.Bin`."""
 
     low: list[float]
     tested: list[int]
@@ -41,6 +41,7 @@ class CalibrationView(TypedDict):
     bins: BinColumns
 
 
+@section("calibration", "calibration", whole=True)
 def calibration_views(trace: Trace) -> list[CalibrationView]:
     """Return all places together, then each place; empty if no q is recorded."""
     return [_view(one) for one in calibrations(trials(trace))]

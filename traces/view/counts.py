@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces import counted
+from specscope.traces.facts import counted
+from specscope.traces.view import section
 
 if TYPE_CHECKING:
     from specscope.engine.trace.events import Window
@@ -37,6 +38,7 @@ class CountView(TypedDict):
     running: float | None
 
 
+@section("counts", "windows of counts")
 def counts(trace: Trace) -> list[CountView]:
     return [view_of(row) for row in trace.windows]
 

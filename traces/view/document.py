@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from specscope.engine.errors import SpecScopeError
 from specscope.engine.methods import METHODS
-from specscope.traces.comparable import batch_size, drafts, other_load
-from specscope.traces.imported import is_timed, origin, with_unknown
-from specscope.traces.metrics import Metrics, measure, speedup
-from specscope.traces.race import Racer, Spread, race_line, racers_of, spread, winners
-from specscope.traces.verdict import Verdict, verdict
+from specscope.traces.facts.comparable import batch_size, drafts, other_load
+from specscope.traces.facts.imported import is_timed, origin, with_unknown
+from specscope.traces.facts.metrics import Metrics, measure, speedup
+from specscope.traces.facts.places import has_trees
+from specscope.traces.facts.settings import config_text, drafter_text, planned_text, policy_text, shown_config
+from specscope.traces.facts.waiting import WHOLE, Around, Timeline, decoding_clock, timeline, working_devices
+from specscope.traces.judge.race import Racer, Spread, race_line, racers_of, spread, winners
+from specscope.traces.judge.verdict import Verdict, verdict
+from specscope.traces.view import all_sections
 from specscope.traces.view.aligned import AlignedView, aligned, equal_tokens
-from specscope.traces.view.audit import AuditView, audit_view
+from specscope.traces.view.audit import AuditView
 from specscope.traces.view.best import BestView, best_view
-from specscope.traces.view.caches import CacheView, PackingView, caches, packings
-from specscope.traces.view.calibration import CalibrationView, calibration_views
-from specscope.traces.view.counts import CountView, counts
-from specscope.traces.view.fan import FanView, PlaceView, fans, hits
 from specscope.traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
-from specscope.traces.view.forecasts import ForecastSum, ForecastView, forecasts, sums_of
-from specscope.traces.view.forks import with_forks
-from specscope.traces.view.layers import LayersView, layers
-from specscope.traces.view.lengths import LengthView, lengths
-from specscope.traces.view.ngrams import CopyView, NgramsView, SourceView, copies, ngrams, sources
-from specscope.traces.view.servers import ServersView, server_pool
-from specscope.traces.view.settings import config_text, drafter_text, planned_text, policy_text, shown_config
-from specscope.traces.view.tokens import GhostView, TokenView, TreeView, committed, ghosts, has_trees, trees
+from specscope.traces.view.ngrams import CopyView
+from specscope.traces.view.tokens import GhostView, TokenView, committed, ghosts
 from specscope.traces.view.tracks import (
     RoundView,
     ShareOfTime,
@@ -39,13 +33,11 @@ from specscope.traces.view.tracks import (
     rounds,
     tracks,
 )
-from specscope.traces.waiting import WHOLE, Around, Timeline, decoding_clock, timeline, working_devices
 
 if TYPE_CHECKING:
     from specscope.engine.trace.events import Device
     from specscope.engine.trace.trace import Trace
 
-Made = TypeVar("Made")
 VERSION = 1
 """Version of the document; the viewer refuses another one."""
 
@@ -91,7 +83,7 @@ Extent = TypedDict("Extent", {"from": float, "to": float})
 
 
 class Sections(Extent):
-    """What the viewer draws of a run."""
+    """What the viewer draws of a run, with one more key for each of `all_sections`."""
 
     tracks: list[TrackView]
     band: list[tuple[str, float, float]]
@@ -105,28 +97,6 @@ class Sections(Extent):
     pieces: dict[str, str]
     """Texts of the token ids in top lists and n-grams, by id."""
     rounds: list[RoundView]
-    copies: list[CopyView]
-    ngrams: list[NgramsView]
-    """Empty if redacted: a window begins with tokens of the prompt."""
-    fans: list[FanView]
-    """The rounds of a run with a speculation cache."""
-    hits: list[PlaceView]
-    """Empty for a part of a run."""
-    forecasts: list[ForecastView]
-    forecast_sums: list[ForecastSum]
-    caches: list[CacheView]
-    layers: LayersView | None
-    lengths: list[LengthView]
-    counts: list[CountView]
-    """Windows of an engine's log or counters."""
-    calibration: list[CalibrationView]
-    """Empty for a part of a run."""
-    audit: AuditView | None
-    """None for a part of a run."""
-    packings: list[PackingView]
-    pool: ServersView | None
-    trees: list[TreeView]
-    sources: list[SourceView]
 
 
 class Compared(TypedDict):
@@ -187,7 +157,7 @@ def view_model(
 
     Args:
         traces: The runs compared, in the order shown. A run without a footer is in progress.
-        passes: For each run, all passes of it (see `specscope.traces.race`); empty if no run was
+        passes: For each run, all passes of it (see `traces/judge/race.py`); empty if no run was
             repeated.
         redact_prompt: Leave out the prompts, the texts in settings, and lost drafts that were
             copied from either.
@@ -203,7 +173,14 @@ def view_model(
         {
             **heading(trace, redact_prompt),
             **drawn[i],
-            **_compared(i, racers, measured, spreads[i], drawn[i]["audit"], redact_prompt=redact_prompt),
+            **_compared(
+                i,
+                racers,
+                measured,
+                spreads[i],
+                cast("dict[str, Any]", drawn[i])["audit"],
+                redact_prompt=redact_prompt,
+            ),
         }
         for i, trace in enumerate(traces)
     ]
@@ -267,17 +244,21 @@ def sections(
     Without `devices`, `working_devices(trace)` get a track.
     """
     tokens, lost, judged = list(committed(trace)), list(ghosts(trace)), rounds(trace)
-    views = _Views()
-    copied = views.of("copies", lambda: copies(trace), [])
-    guesses = views.of("speculation cache", lambda: fans(trace, around), [])
-    expected = views.of("suffix trees", lambda: forecasts(trace), [])
-    grams = [] if redact_prompt else views.of("n-grams", lambda: ngrams(trace), [])
+    views, failed = dict[str, Any](), list[str]()
+    for name, section in all_sections().items():
+        try:
+            views[name] = section.of(trace, around, redacted=redact_prompt)
+        except SpecScopeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a fault of one view leaves out this view only
+            views[name] = section.empty()
+            failed.append(f"{section.title} ({type(error).__name__})")
     if redact_prompt:
-        lost = _without_copies(lost, copied)
+        lost = _without_copies(lost, views["copies"])
     clock = decoding_clock(trace)
     times = [clock(time) for s in trace.spans for time in (s.start, s.end)]
     times += [row["t"] for row in (*tokens, *lost, *judged)]
-    return {
+    drawn: Sections = {
         "from": min(times, default=0.0),
         "to": max(times, default=0.0),
         "tracks": [*tracks(trace, known.waits, devices), *(queue(trace) if devices is None else ())],
@@ -286,46 +267,16 @@ def sections(
         "sequences": list(range(len(trace.header.prompts))),
         "tokens": tokens,
         "ghosts": lost,
-        "pieces": _pieces(trace, [*tokens, *lost], grams, guesses),
+        "pieces": _pieces(trace, [*tokens, *lost], views),
         "rounds": judged,
-        "copies": copied,
-        "ngrams": grams,
-        "fans": guesses,
-        "hits": views.of("hits by place", lambda: hits(trace), []),
-        "forecasts": expected,
-        "forecast_sums": sums_of(expected),
-        "caches": views.of("KV caches", lambda: caches(trace, around), []),
-        "layers": views.of("layers", lambda: layers(trace), None),
-        "lengths": views.of("draft lengths", lambda: lengths(trace), []),
-        "counts": views.of("windows of counts", lambda: counts(trace), []),
-        "calibration": views.of("calibration", lambda: calibration_views(trace), []),
-        "audit": views.of("acceptance audit", lambda: audit_view(trace), None),
-        "packings": views.of("batches", lambda: packings(trace, around), []),
-        "pool": views.of("target servers", lambda: server_pool(trace, around), None),
-        "trees": views.of("trees", lambda: with_forks(trace, trees(trace)), []),
-        "sources": [] if redact_prompt else views.of("sources", lambda: sources(trace), []),
-        "note": " ".join(filter(None, (_note(trace), views.note(), _said(trace)))),
+        "note": " ".join(filter(None, (_note(trace), _faults(failed), _said(trace)))),
     }
+    return cast("Sections", {**drawn, **views})
 
 
-class _Views:
-    """Makes views of a run; one that fails is left out, so that the others can be read."""
-
-    def __init__(self) -> None:
-        self._failed: list[str] = []
-
-    def of(self, name: str, make: Callable[[], Made], empty: Made) -> Made:
-        try:
-            return make()
-        except SpecScopeError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a fault of one view
-            self._failed.append(f"{name} ({type(error).__name__})")
-            return empty
-
-    def note(self) -> str:
-        missing = ", ".join(self._failed)
-        return f"Not shown, because of a fault of SpecScope: {missing}. Please report it." if missing else ""
+def _faults(failed: Sequence[str]) -> str:
+    missing = ", ".join(failed)
+    return f"Not shown, because of a fault of SpecScope: {missing}. Please report it." if missing else ""
 
 
 def _without_copies(lost: Sequence[GhostView], copied: Sequence[CopyView]) -> list[GhostView]:
@@ -337,17 +288,9 @@ def _without_copies(lost: Sequence[GhostView], copied: Sequence[CopyView]) -> li
     ]
 
 
-def _pieces(
-    trace: Trace,
-    rows: Iterable[TokenView | GhostView],
-    grams: Iterable[NgramsView],
-    guesses: Iterable[FanView],
-) -> dict[str, str]:
+def _pieces(trace: Trace, rows: Iterable[TokenView | GhostView], views: Mapping[str, Any]) -> dict[str, str]:
     ids = {token for row in rows for top in (row.get("top_p", ()), row.get("top_q", ())) for token, _ in top}
-    for row in grams:
-        ids.update(*row["window"], *row["gained"], *(tried["ids"] for tried in row["tried"]))
-    for fan in guesses:
-        ids.update(fan["trunk"], fan["guesses"]["token"], () if fan["own"] is None else (fan["own"],))
+    ids.update(*(section.tokens(views[name]) for name, section in all_sections().items()))
     return {str(i): trace.pieces[i] for i in sorted(ids) if i in trace.pieces}
 
 

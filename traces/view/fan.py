@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
-from specscope.traces.forks import lookups
-from specscope.traces.view import columns_of
-from specscope.traces.view.tokens import NO_NODE, short
-from specscope.traces.waiting import WHOLE, Around, decoding_clock
+from specscope.traces.facts.forks import lookups
+from specscope.traces.facts.places import NO_NODE
+from specscope.traces.facts.waiting import WHOLE, Around, decoding_clock
+from specscope.traces.view import columns_of, section
+from specscope.traces.view.tokens import short
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from specscope.engine.trace.events import Decision, Forked, Round, Span
     from specscope.engine.trace.trace import Trace
@@ -57,6 +58,12 @@ class PlaceView(TypedDict):
     hits: int
 
 
+def _ids(rows: Iterable[FanView]) -> Iterator[int]:
+    for fan in rows:
+        yield from (*fan["trunk"], *fan["guesses"]["token"], *(() if fan["own"] is None else (fan["own"],)))
+
+
+@section("fans", "speculation cache", tokens=_ids)
 def fans(trace: Trace, around: Around = WHOLE) -> list[FanView]:
     """Return the rounds with branches. Of a part, the last round is left out if none follows it."""
     following = {(one.round.sequence, one.round.step): one.following for one in lookups(trace)}
@@ -103,6 +110,7 @@ def _fan(
     }
 
 
+@section("hits", "hits by place", whole=True)
 def hits(trace: Trace) -> list[PlaceView]:
     counts: dict[int, list[bool]] = {}
     for one in lookups(trace):

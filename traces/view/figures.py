@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from specscope.traces.definitions import FIGURES
-from specscope.traces.imported import origin
-from specscope.traces.metrics import measure
-from specscope.traces.places import drafted_levels
+from specscope.traces.facts.definitions import FIGURES
+from specscope.traces.facts.imported import origin
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.places import drafted_levels
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.metrics import Metrics
-    from specscope.traces.race import Spread
+    from specscope.traces.facts.metrics import Metrics
+    from specscope.traces.judge.race import Spread
 
 
 class FigureView(TypedDict):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.view import row_of
-from specscope.traces.waiting import decoding_clock
+from specscope.traces.facts.waiting import decoding_clock
+from specscope.traces.view import row_of, section
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
@@ -43,6 +43,7 @@ class ForecastSum(TypedDict):
     accepted: int
 
 
+@section("forecasts", "suffix trees", timed=True)
 def forecasts(trace: Trace) -> list[ForecastView]:
     clock = decoding_clock(trace)
     judged = {(r.sequence, r.step): r for r in trace.rounds}
@@ -59,6 +60,11 @@ def forecasts(trace: Trace) -> list[ForecastView]:
         )
         for f, r in rows
     ]
+
+
+@section("forecast_sums", "sums of suffix trees", whole=True)
+def forecast_sums(trace: Trace) -> list[ForecastSum]:
+    return sums_of(forecasts(trace))
 
 
 def sums_of(rows: list[ForecastView]) -> list[ForecastSum]:

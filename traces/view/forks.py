@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.view.tokens import NO_NODE, NodeColumns, TreeView, judged_drafts, short
+from specscope.traces.facts.places import NO_NODE
+from specscope.traces.view import section
+from specscope.traces.view.tokens import NodeColumns, TreeView, judged_drafts, short
+from specscope.traces.view.tokens import trees as judged_trees
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +46,11 @@ class ForkedView(TreeView):
     """A judged tree with its fork."""
 
     fork: ForkView
+
+
+@section("trees", "trees")
+def trees_and_forks(trace: Trace) -> list[TreeView]:
+    return with_forks(trace, judged_trees(trace))
 
 
 def with_forks(trace: Trace, trees: Sequence[TreeView]) -> list[TreeView]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.view import columns_of
-from specscope.traces.waiting import decoding_clock
+from specscope.traces.facts.waiting import decoding_clock
+from specscope.traces.view import columns_of, section
 
 if TYPE_CHECKING:
     from specscope.engine.trace.events import Part, Span
@@ -54,6 +54,7 @@ class LayersView(TypedDict):
     rounds: list[FuzzyDraftView]
 
 
+@section("layers", "layers", one=True)
 def layers(trace: Trace) -> LayersView | None:
     parts: dict[int, list[Part]] = {}
     for part in trace.parts:

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.view import row_of
-from specscope.traces.waiting import decoding_clock
+from specscope.traces.facts.waiting import decoding_clock
+from specscope.traces.view import row_of, section
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,6 +35,7 @@ class LengthView(TypedDict):
     """Rejected or discarded."""
 
 
+@section("lengths", "draft lengths")
 def lengths(trace: Trace) -> list[LengthView]:
     """Return the drafts of all sequences in order, without those whose time is not known yet."""
     clock, ends = decoding_clock(trace), {span.id: span.end for span in trace.spans}

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import codecs
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.view import row_of
+from specscope.traces.facts.waiting import decoding_clock
+from specscope.traces.view import row_of, section
 from specscope.traces.view.tokens import judged_drafts
-from specscope.traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,12 @@ class NgramsView(TypedDict):
     size: int
 
 
+def _ids(rows: Iterable[NgramsView]) -> Iterator[int]:
+    for row in rows:
+        yield from chain(*row["window"], *row["gained"], *(tried["ids"] for tried in row["tried"]))
+
+
+@section("ngrams", "n-grams", secret=True, tokens=_ids)
 def ngrams(trace: Trace) -> list[NgramsView]:
     clock = decoding_clock(trace)
     times = {(r.sequence, r.step): clock(r.time) for r in trace.rounds}
@@ -111,6 +118,7 @@ class SourceView(TypedDict):
     texts: list[str]
 
 
+@section("copies", "copies")
 def copies(trace: Trace) -> list[CopyView]:
     first = {(d.sequence, d.step): d.position for d in trace.decisions if d.node == 0}
     return [
@@ -120,6 +128,7 @@ def copies(trace: Trace) -> list[CopyView]:
     ]
 
 
+@section("sources", "sources", secret=True)
 def sources(trace: Trace) -> list[SourceView]:
     """Return the prompts, then the documents; empty for a run that copied nothing.
 

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from specscope.traces.verdict import NONE
+from specscope.traces.facts.waiting import Timeline, decode_window, decoding_clock, timeline
+from specscope.traces.judge.verdict import NONE
+from specscope.traces.view import all_sections
 from specscope.traces.view.document import VERSION, heading, sections
 from specscope.traces.view.figures import figure_rows
-from specscope.traces.waiting import Timeline, decode_window, decoding_clock, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specscope.engine.trace.events import Device
-    from specscope.traces.windows import Bins, Extent, Window
+    from specscope.traces.database.windows import Bins, Extent, Window
 
-PIECEMEAL = ("tokens", "ghosts", "rounds", "forecasts")
-"""Sections whose rows have a time, and are cut to the window."""
+PIECEMEAL = ("tokens", "ghosts", "rounds")
+"""Rows with a time that are cut to the window, as those of timed sections are."""
 
 
 class Shares(TypedDict):
@@ -86,9 +87,9 @@ def part_sections(part: Window, size: Extent) -> dict[str, Any]:
     low, high = clock(part.low), clock(part.high)
     rows = cast("dict[str, Any]", found)
     _count(rows["tokens"], part, clock)
-    inside = {name: [row for row in rows[name] if low <= row["t"] <= high] for name in PIECEMEAL}
-    whole = {"headline": [], "hits": [], "forecast_sums": [], "calibration": [], "audit": None}
-    return {**rows, **inside, **whole, "part": {"from": low, "to": high}}
+    timed = [name for name, section in all_sections().items() if section.timed]
+    inside = {name: [row for row in rows[name] if low <= row["t"] <= high] for name in (*PIECEMEAL, *timed)}
+    return {**rows, **inside, "headline": [], "part": {"from": low, "to": high}}
 
 
 def _count(tokens: list[dict[str, Any]], part: Window, clock: Any) -> None:

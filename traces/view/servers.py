@@ -11,8 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, TypedDict
 
+from specscope.traces.facts.waiting import SCORING, WHOLE, Around, decoding_clock, preempted, side
+from specscope.traces.view import section
 from specscope.traces.view.tracks import span_fates
-from specscope.traces.waiting import SCORING, WHOLE, Around, decoding_clock, preempted, side
 
 if TYPE_CHECKING:
     from specscope.engine.trace.events import Device, Span
@@ -52,6 +53,7 @@ class ServersView(TypedDict):
     """(ms, position, fate) of every drafted token."""
 
 
+@section("pool", "target servers", one=True)
 def server_pool(trace: Trace, around: Around = WHOLE) -> ServersView | None:
     """Return the pool of a run on one sequence; None for a single server that preempted nothing."""
     forwards = _forwards(trace)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.calibration import chance_of
-from specscope.traces.imported import NO_TOKEN, shown_piece, shown_text
+from specscope.traces.facts.calibration import chance_of
+from specscope.traces.facts.imported import NO_TOKEN, shown_piece, shown_text
+from specscope.traces.facts.places import NO_NODE
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import row_of
-from specscope.traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 TOP = 5
 """Most probable tokens shown of a distribution."""
-NO_NODE = -1
-"""`node` of a decision about the target's own token, or about a draft that was never judged."""
 Nodes = dict[int, "Decision"]
 """The judged nodes of one round's draft, by index."""
 
@@ -125,10 +124,6 @@ def judged_drafts(decisions: Iterable[Decision]) -> dict[tuple[int, int], Nodes]
 
 def is_tree(nodes: Nodes) -> bool:
     return any(d.parent != d.node - 1 for d in nodes.values())
-
-
-def has_trees(decisions: Iterable[Decision]) -> bool:
-    return any(d.node != NO_NODE and d.parent != d.node - 1 for d in decisions)
 
 
 def by_branch(decisions: Iterable[Decision]) -> list[Decision]:

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from specscope.engine.run.policies import MINEDRAFT
 from specscope.engine.trace.events import Span
 from specscope.engine.trace.header import SERVER
-from specscope.traces import waiting
-from specscope.traces.imported import SPANS_OF_DRAFTS, origin
-from specscope.traces.metrics import measured_occupancy
-from specscope.traces.requests import load_of, requests
+from specscope.traces.facts import waiting
+from specscope.traces.facts.imported import SPANS_OF_DRAFTS, origin
+from specscope.traces.facts.metrics import measured_occupancy
+from specscope.traces.facts.requests import load_of, requests
+from specscope.traces.facts.waiting import decoding_clock, lanes, useful_glue, working_devices
 from specscope.traces.view import columns_of, row_of
-from specscope.traces.waiting import decoding_clock, lanes, useful_glue, working_devices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specscope.engine.trace.events import Device, Occupancy
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.waiting import Clock, Wait
+    from specscope.traces.facts.waiting import Clock, Wait
 
 METERS = {"cpu": ("whole core", "psutil"), "cuda": ("whole card", "NVML")}
 """What is measured by a device's kind, by all programs, and by what; on Ray a worker's own time."""

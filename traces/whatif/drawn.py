@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specscope.engine.sampling.draws import TOP
-from specscope.traces.view.tokens import has_trees
+from specscope.traces.facts.places import has_trees
 from specscope.traces.whatif.rules import FIRST
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.errors import UsageError
-from specscope.traces.view.tokens import has_trees
+from specscope.traces.facts.places import has_trees
 from specscope.traces.whatif.drawn import bounds
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from specscope.engine.layout import LayerParallel, Pipelined
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.simulate.roofline import Hardware, Model
-from specscope.traces import waiting
-from specscope.traces.imported import origin
+from specscope.traces.facts import waiting
+from specscope.traces.facts.imported import origin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

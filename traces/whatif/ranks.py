@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from specscope.engine.sampling.draws import Draws, Key
 from specscope.engine.trace.events import Top
-from specscope.traces.imported import NO_TOKEN
+from specscope.traces.facts.imported import NO_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

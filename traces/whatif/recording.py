@@ -17,8 +17,8 @@ from zlib import crc32
 
 from specscope.engine.errors import UsageError
 from specscope.engine.sampling.draws import Draws, Key
-from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin, shown_text
-from specscope.traces.places import slots_of
+from specscope.traces.facts.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin, shown_text
+from specscope.traces.facts.places import slots_of
 from specscope.traces.whatif.ranks import Ranked, drawn_choices, guesses, next_choices
 from specscope.traces.whatif.rates import Judged, Rates
 from specscope.traces.whatif.rules import Rule, Way, recorded_way

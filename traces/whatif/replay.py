@@ -16,7 +16,7 @@ from specscope.engine.run.policies import FIXED
 from specscope.engine.simulate.profile import Profile, profiles
 from specscope.engine.simulate.records import MOST_GPUS
 from specscope.engine.types import check_range
-from specscope.traces.requests import load_of
+from specscope.traces.facts.requests import load_of
 from specscope.traces.whatif.drawn import outcome, unchanged
 from specscope.traces.whatif.driven import check_drafts, check_method
 from specscope.traces.whatif.own_times import Error, OwnTimes, own_times

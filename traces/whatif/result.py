@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specscope.traces.comparable import batch_size
-from specscope.traces.imported import origin
-from specscope.traces.metrics import measure, speedup
+from specscope.traces.facts.comparable import batch_size
+from specscope.traces.facts.imported import origin
+from specscope.traces.facts.metrics import measure, speedup
 from specscope.traces.view.figures import acceptance, figure_rows, figure_texts
 
 if TYPE_CHECKING:

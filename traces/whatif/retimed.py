@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Colocated, Layout, Separate
 from specscope.engine.trace.events import Span
-from specscope.traces.imported import origin
-from specscope.traces.view.tokens import has_trees
+from specscope.traces.facts.imported import origin
+from specscope.traces.facts.places import has_trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -19,7 +19,7 @@ from specscope.engine.simulate.recorded import recorded_pair
 from specscope.engine.trace.events import Chain, Commit, Decision, Forked, Header
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
-from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT
+from specscope.traces.facts.imported import NO_TOKEN, UNKNOWN_TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -58,19 +58,14 @@ class Script:
         known |= {d.token for output in outputs for d in output.tests.values()}
         known |= {i for d in recorded.documents for i in d.tokens}
         copied = {(c.step, c.sequence) for c in replay.copies}
-        trace = Trace(
-            self._header(replay.header),
-            spans=replay.spans,
-            parts=replay.parts,
-            rounds=replay.rounds,
+        trace = replace(
+            replay,
+            header=self._header(replay.header),
             decisions=[self._decision(d, copied) for d in replay.decisions],
             commits=[self._commit(c) for c in replay.commits],
             documents=[replace(d, tokens=tuple(map(self._recorded, d.tokens))) for d in replay.documents],
-            copies=replay.copies,
-            pooled=replay.pooled,
             forks=self._forks(replay.forks),
             chains=[self._chain(c) for c in replay.chains],
-            forecasts=replay.forecasts,
             pieces={i: recorded.pieces[i] for i in sorted(known) if i in recorded.pieces},
         )
         assert replay.footer is not None, "the replay has ended"

@@ -2,9 +2,9 @@
 
 import pytest
 
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view.document import view_model
 from specscope.traces.view.ngrams import copies
-from specscope.traces.waiting import decoding_clock
 from tests.browser.report.opened import centre_of, pane
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
 

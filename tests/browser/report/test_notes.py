@@ -7,8 +7,8 @@ from playwright.sync_api import expect
 
 import specscope
 from specscope.engine.types import Limits, Sampling
-from specscope.traces.health import health
 from specscope.traces.imports.reading import read_traces
+from specscope.traces.judge.health import health
 from specscope.traces.view.document import view_model
 from tests.browser.report.opened import pane
 from tests.traces.samples import sample_trace

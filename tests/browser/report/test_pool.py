@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view.document import view_model
 from specscope.traces.view.servers import server_pool
-from specscope.traces.waiting import decoding_clock
 from tests.browser.report.opened import bar_of, colours, pane, update, window
 from tests.traces.samples import sample_trace
 from tests.traces.scripted import PROMPT

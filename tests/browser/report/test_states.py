@@ -11,10 +11,10 @@ from playwright.sync_api import expect
 
 from specscope.engine.trace.events import Commit, Footer
 from specscope.engine.trace.trace import Trace
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.view.document import view_model
 from specscope.traces.view.packed import delta
-from specscope.traces.waiting import decoding_clock
 from tests.browser.report.opened import (
     Opened,
     centre_of,

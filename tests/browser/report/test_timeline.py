@@ -3,8 +3,8 @@
 import pytest
 from playwright.sync_api import expect
 
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view.document import view_model
-from specscope.traces.waiting import decoding_clock
 from tests.browser.report.opened import (
     Opened,
     bar_of,

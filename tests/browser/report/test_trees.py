@@ -5,9 +5,9 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view.document import view_model
 from specscope.traces.view.tokens import trees
-from specscope.traces.waiting import decoding_clock
 from tests.browser.report.opened import centre_of, pane
 from tests.traces.samples import WORDS, sample_trace
 

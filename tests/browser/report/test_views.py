@@ -5,13 +5,13 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view.fan import fans, hits
 from specscope.traces.view.forecasts import forecasts, sums_of
 from specscope.traces.view.layers import layers
 from specscope.traces.view.ngrams import copies, ngrams
 from specscope.traces.view.servers import server_pool
 from specscope.traces.view.tokens import trees
-from specscope.traces.waiting import decoding_clock
 from tests.browser.looks import TOO_WIDE
 from tests.browser.report.opened import centre_of, contrast, update
 from tests.traces.samples import sample_trace

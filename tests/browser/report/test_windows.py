@@ -11,8 +11,8 @@ from urllib.parse import parse_qs
 import pytest
 from playwright.sync_api import expect
 
-from specscope.app import windows
-from specscope.traces.store import Store
+from specscope.app.jobs import windows
+from specscope.traces.database.store import Store
 from specscope.traces.view.document import view_model
 from specscope.traces.view.packed import packed
 from tests.browser.report.opened import window, zoomed

@@ -19,7 +19,7 @@ from specscope.engine.drafting.planner import (
 from specscope.engine.drafting.static import MOST_NODES, spelled, tree
 from specscope.engine.drafting.tree import Ranks
 from specscope.engine.errors import UsageError
-from specscope.traces.closed_forms import best_gamma, pearl_speedup
+from specscope.traces.facts.closed_forms import best_gamma, pearl_speedup
 
 
 def all_trees(most: int, width: int, depth: int) -> list[frozenset[Ranks]]:

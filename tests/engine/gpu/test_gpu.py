@@ -23,7 +23,7 @@ from specscope.engine.errors import OutOfMemory, WorkerDied
 from specscope.engine.model.int4 import GROUP, int4_product, quantised
 from specscope.engine.model.slots import Rows
 from specscope.engine.types import Limits, Sampling
-from specscope.traces.metrics import measure
+from specscope.traces.facts.metrics import measure
 from tests.bench.attention import CASES, Ragged
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.model.test_static import check_static_steps

@@ -19,7 +19,7 @@ from specscope.engine.types import Limits, Prefix, Sampling
 from specscope.engine.worker.exchange import exchange_memory
 from specscope.engine.worker.host import Host
 from specscope.engine.worker.jobs import Begin, Join, Load, Prefill, Propose
-from specscope.traces.metrics import measure
+from specscope.traces.facts.metrics import measure
 from tests.engine.model import tiny
 from tests.engine.model.test_clock import FakeStream
 from tests.engine.worker.harness import Flat, chains, scripted_cluster

@@ -17,8 +17,8 @@ from specscope.engine.methods.ems import Batch
 from specscope.engine.trace.events import Commit, Header, Round
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Draft, DraftToken, Limits, Sampling
-from specscope.traces.metrics import measure
-from specscope.traces.padding import batches, shortfalls
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.padding import batches, shortfalls
 from specscope.traces.view.caches import packings
 from specscope.traces.view.tokens import trees
 from tests.engine.methods.pairs import known_cluster, make_pair, ranked, timeless

@@ -7,7 +7,7 @@ import pytest
 
 import specscope
 from specscope.engine.types import Limits, Sampling
-from specscope.traces.metrics import measure
+from specscope.traces.facts.metrics import measure
 from tests.engine.worker.harness import Flat, scripted_cluster
 
 TABLE_9 = {

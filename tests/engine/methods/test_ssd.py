@@ -15,7 +15,7 @@ from specscope.engine.errors import UsageError
 from specscope.engine.methods.ssd import Config, fans, geometric, plan
 from specscope.engine.simulate.oracle import Scripted
 from specscope.engine.types import Limits, Sampling
-from specscope.traces.metrics import measure
+from specscope.traces.facts.metrics import measure
 from tests.engine.methods.pairs import known_cluster, ranked
 from tests.engine.worker.harness import Flat, bundled
 

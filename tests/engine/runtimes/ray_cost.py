@@ -14,7 +14,7 @@ import specscope
 from specscope.engine.layout import Packing
 from specscope.engine.types import Limits, Sampling
 from specscope.engine.worker.jobs import AskCaches, Begin
-from specscope.traces.metrics import measure
+from specscope.traces.facts.metrics import measure
 
 METHODS = {"autoregressive": {}, "speculative": {"gamma": 4}, "pearl": {"gamma": 4}}
 PASSES = 3

@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 import specscope
+from specscope.app.jobs.runs import RunRequest
+from specscope.app.jobs.service import Service
 from specscope.app.main import main
 from specscope.app.ray import Ray
-from specscope.app.runs import RunRequest
-from specscope.app.service import Service
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster.local_devices import devices_of
@@ -29,7 +29,7 @@ from specscope.engine.runtimes.process import Setup
 from specscope.engine.runtimes.ray.worker import RayWorker, References
 from specscope.engine.types import Limits, Sampling
 from specscope.engine.worker.jobs import Load
-from specscope.traces.store import Store
+from specscope.traces.database.store import Store
 from specscope.traces.view.document import view_model
 from tests.engine.runtimes.processes import PROMPT, at_span
 from tests.engine.runtimes.ray_nodes import Opened, assert_ended, await_spans, kill_node, two_nodes

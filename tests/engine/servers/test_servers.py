@@ -20,9 +20,9 @@ from specscope.engine.servers.steps import Answered, LlamaReader, VllmReader
 from specscope.engine.trace.events import Commit, Device, Header
 from specscope.engine.trace.ranges import LONGEST_DRAFT
 from specscope.engine.types import Limits, Sampling
-from specscope.traces.checks import check
-from specscope.traces.imported import origin, with_unknown
-from specscope.traces.metrics import measure
+from specscope.traces.facts.checks import check
+from specscope.traces.facts.imported import origin, with_unknown
+from specscope.traces.facts.metrics import measure
 from tests.engine.servers.replayed import RECORDED, llama, serving, stream, vllm
 
 PROMPT = "List the numbers."

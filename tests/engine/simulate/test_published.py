@@ -7,7 +7,7 @@ import pytest
 import specscope
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.types import Limits
-from specscope.traces.metrics import measure
+from specscope.traces.facts.metrics import measure
 from specscope.traces.papers.pearl_speeds import pair_of
 
 PROMPTS = [[1 + i] * 16 for i in range(3)]

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from specscope.engine.trace.jsonl import read_jsonl
-from specscope.traces.checks import check
-from specscope.traces.follow import Tail
+from specscope.traces.facts.checks import check
+from specscope.traces.following.follow import Tail
 from specscope.traces.imports.reading import read_traces
 
 ROOT = Path(__file__).parents[3]

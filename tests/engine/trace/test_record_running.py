@@ -15,8 +15,8 @@ import specscope
 from specscope.engine.trace import load
 from specscope.engine.trace.events import MEMBER, OTHERS, Occupancy
 from specscope.engine.trace.jsonl import to_json
-from specscope.traces.comparable import other_load
-from specscope.traces.imported import origin
+from specscope.traces.facts.comparable import other_load
+from specscope.traces.facts.imported import origin
 from specscope.traces.imports.reading import read_traces
 from tests.engine.trace.recordings import DEVICES, ROOT, Event, ids, read, run
 

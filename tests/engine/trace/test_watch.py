@@ -11,11 +11,11 @@ import specscope
 from specscope.engine.errors import UsageError
 from specscope.engine.model.families import FAMILIES
 from specscope.engine.trace import watched as call_module
-from specscope.traces.checks import check
-from specscope.traces.diff import diff
 from specscope.traces.export.report import render_report
+from specscope.traces.facts.checks import check
+from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.metrics import measure
+from specscope.traces.judge.diff import diff
 from tests.engine.trace.recordings import read
 from tests.engine.trace.watched import (
     ARCHITECTURES,

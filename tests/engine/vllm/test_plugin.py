@@ -20,9 +20,9 @@ from specscope.engine.trace.trace import Trace
 from specscope.engine.vllm import chances, plugin, sender, watch, writer
 from specscope.engine.vllm.chances import Asked, Rows
 from specscope.engine.vllm.clock import Events
-from specscope.traces.checks import check
+from specscope.traces.facts.checks import check
+from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.metrics import measure
 from tests.engine.vllm.runners import V1, V2, VOCAB, Play, new, scheduled, worker
 
 RUNNERS = pytest.mark.parametrize("kind", [V1, V2])

@@ -13,9 +13,9 @@ import pytest
 
 from specscope.app.main import main
 from specscope.engine.methods import METHODS
-from specscope.traces.closed_forms import speculative_tokens, ssd_hit_rate
+from specscope.traces.facts.closed_forms import speculative_tokens, ssd_hit_rate
+from specscope.traces.facts.metrics import measure
 from specscope.traces.lab.sweep import Job, Scripted
-from specscope.traces.metrics import measure
 from specscope.traces.papers import dsi, ems, parallel
 from specscope.traces.papers import page as pages
 from specscope.traces.papers import pearl_speeds as pearl

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from specscope.engine.errors import shown
 from specscope.engine.trace.events import Window
 from specscope.engine.trace.ranges import LONGEST_DRAFT
-from specscope.traces.counted import JOINT
+from specscope.traces.facts.counted import JOINT
 from specscope.traces.imports.logs.llama import STEPS
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, window
 from specscope.traces.imports.request_trace import (

@@ -12,8 +12,8 @@ from specscope.engine.files import parse_json
 from specscope.engine.trace.events import Footer, Window
 from specscope.engine.trace.ranges import LONGEST_DRAFT, MOST_WHOLE
 from specscope.engine.trace.trace import Trace
-from specscope.traces.counted import figures, histogram, of_one_length, total, whole_windows
-from specscope.traces.imported import COUNTED, Counts, Imported
+from specscope.traces.facts.counted import figures, histogram, of_one_length, total, whole_windows
+from specscope.traces.facts.imported import COUNTED, Counts, Imported
 from specscope.traces.imports.request_trace import new_header
 
 if TYPE_CHECKING:

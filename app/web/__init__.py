@@ -1,0 +1,1 @@
+"""The playground's web server: guards, routes beside Gradio's, the page."""

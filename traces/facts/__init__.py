@@ -1,0 +1,1 @@
+"""What a trace tells: waiting, acceptance, figures, settings. Pure functions on its rows."""

@@ -1,0 +1,1 @@
+"""What other programs write meanwhile: a trace file, a folder of recordings, a log, counters."""
