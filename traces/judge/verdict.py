@@ -13,7 +13,7 @@ from specscope.traces.facts.rates import OVERLAP, rates_of
 from specscope.traces.facts.settings import predicted_speedup
 from specscope.traces.facts.waiting import divided
 from specscope.traces.judge.advice import GAIN, Advice, advise, longest_drafter
-from specscope.traces.judge.causes import slow
+from specscope.traces.judge.causes import by_drafter, slow
 from specscope.traces.judge.health import health
 from specscope.traces.judge.race import Racer, Speed, speedup_of
 
@@ -53,7 +53,7 @@ class Verdict(TypedDict):
     """What would help; empty if nothing is predicted to."""
     run: Advice | None
     drafter: str
-    """That the drafter is often wrong, and which one is wrong less often; empty if it is not."""
+    """That it is often wrong, and which one is wrong less often, or how each of several did."""
     other: OtherDrafter | None
     health: str
     """Loops, long stretches of rejections or acceptances, or drift; empty if there are none."""
@@ -115,7 +115,7 @@ def _why(trace: Trace, metrics: Metrics, baseline: Trace, faster: Speed) -> str:
 def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:
     header, text = trace.header, wrong_drafter(trace.header, metrics.draft_forwards, metrics.per_level)
     if not text:
-        return NONE
+        return {**NONE, "drafter": by_drafter(trace)}
     form = better_form(header.drafter_path)
     other = OtherDrafter(method=header.method, config=header.config, drafter=form)
     return {**NONE, "drafter": text, "other": other}
