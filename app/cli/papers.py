@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from specscope.app.cli import common, options
 
 if TYPE_CHECKING:
-    from specscope.traces.papers.rows import Paper, Row
-    from specscope.traces.papers.summary import Summary
+    from specscope.traces.papers.rows import Paper, PaperRow
+    from specscope.traces.papers.summary import RowCounts
 
 _WIDEST = 56
 
@@ -40,16 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the rows of the papers; return 1 if an exact row is not exact."""
-    from specscope.traces.papers.summary import Summary, chosen
+    from specscope.traces.papers.summary import RowCounts, chosen
 
     papers = chosen(args.paper)
     common.check_output(args.output)
-    rows: list[Row] = []
+    rows: list[PaperRow] = []
     with common.Status("computing the rows of the papers") as status:
         for i, paper in enumerate(papers, 1):
             status.text = f"computing the rows of {paper.title}, {i} of {len(papers)}"
             rows.extend(paper.rows())
-    summary = Summary.of(rows)
+    summary = RowCounts.of(rows)
     if args.output is not None:
         from specscope.traces.papers.page import render_page
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if summary.exact_equal == summary.counts["exact"] else 1
 
 
-def _summary(papers: Sequence[Paper], rows: Sequence[Row], summary: Summary) -> Iterator[str]:
+def _summary(papers: Sequence[Paper], rows: Sequence[PaperRow], summary: RowCounts) -> Iterator[str]:
     from specscope.traces.papers.trust import trusts, unjudged
 
     yield f"{', '.join(paper.title for paper in papers)}"
@@ -80,7 +80,7 @@ def _summary(papers: Sequence[Paper], rows: Sequence[Row], summary: Summary) -> 
     yield "--rows prints all of it, -o papers.html writes it with charts"
 
 
-def _lines(papers: Sequence[Paper], rows: Sequence[Row]) -> Iterator[str]:
+def _lines(papers: Sequence[Paper], rows: Sequence[PaperRow]) -> Iterator[str]:
     for paper in papers:
         yield f"\n{paper.title}\n{'=' * len(paper.title)}"
         yield from _paper([row for row in rows if row.paper == paper.key])
@@ -88,7 +88,7 @@ def _lines(papers: Sequence[Paper], rows: Sequence[Row]) -> Iterator[str]:
         yield from (f"  {sentence}" for sentence in paper.inconsistencies)
 
 
-def _paper(rows: Sequence[Row]) -> Iterator[str]:
+def _paper(rows: Sequence[PaperRow]) -> Iterator[str]:
     for item, group in groupby(rows, lambda row: row.item):
         own = list(group)
         yield f"\n{item:{_WIDEST}}{'published':>12}{'ours':>12}{'differs':>9}  kind"

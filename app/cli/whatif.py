@@ -123,7 +123,7 @@ def _lengths(args: argparse.Namespace, trace: Trace) -> int:
     """Estimate what each draft length would bring, from the run's counts and times."""
     from specscope.engine.methods.registry import Setting
     from specscope.traces.lab.axes import numbers
-    from specscope.traces.lengths.basis import Given
+    from specscope.traces.lengths.basis import GivenTimes
     from specscope.traces.lengths.best import LONGEST, best_length
 
     if args.store:
@@ -136,7 +136,7 @@ def _lengths(args: argparse.Namespace, trace: Trace) -> int:
     for flag in ("c", "row"):
         if getattr(args, flag) is not None:
             check_range(f"--{flag}", getattr(args, flag), 0, 100)
-    given = Given(args.c, args.row, _widths(args.widths))
+    given = GivenTimes(args.c, args.row, _widths(args.widths))
     found = best_length(trace, _plain_of(args, trace), lengths, given)
     answer = {"run": trace.header.run_id, "over": name, **found.to_dict()}
     return common.answer(args, answer, _length_lines(found))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import Header
     from specscope.engine.trace.trace import Trace
     from specscope.traces.facts.metrics import Metrics
-    from specscope.traces.facts.places import Level
+    from specscope.traces.facts.places import LevelRate
 
 LOADED = "under the load of other programs."
 UNDIVIDED = "How a step is divided between drafting and verifying is not known."
@@ -42,7 +42,7 @@ _REASONS = {
 """Greedy agreement on SmolLM2; of other targets nothing was measured."""
 
 
-class Verdict(TypedDict):
+class RunVerdict(TypedDict):
     """The sentences under a pane."""
 
     summary: str
@@ -59,7 +59,7 @@ class Verdict(TypedDict):
     """Loops, long stretches of rejections or acceptances, or drift; empty if there are none."""
 
 
-NONE: Verdict = {
+NONE: RunVerdict = {
     "summary": "",
     "reason": "",
     "advice": "",
@@ -70,7 +70,7 @@ NONE: Verdict = {
 }
 
 
-def verdict(i: int, racers: Sequence[Racer], metrics: Metrics, audited: str | None = None) -> Verdict:
+def verdict(i: int, racers: Sequence[Racer], metrics: Metrics, audited: str | None = None) -> RunVerdict:
     """Return the verdict on run i of a race.
 
     A cause is named only for a loss that is larger than the range of the passes, and nothing for
@@ -79,7 +79,7 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics, audited: str | No
     racer, trace = racers[i], racers[i].trace
     if trace.status != "done":
         return NONE
-    found: Verdict = {**_of_drafter(trace, metrics), "health": health(trace, audited)}
+    found: RunVerdict = {**_of_drafter(trace, metrics), "health": health(trace, audited)}
     faster = speedup_of(racer, racers)
     if faster is None or racer.baseline in (None, i):
         return found
@@ -112,7 +112,7 @@ def _why(trace: Trace, metrics: Metrics, baseline: Trace, faster: Speed) -> str:
     return slow(trace, metrics, baseline, faster.value, faster.high) if divided(trace) else UNDIVIDED
 
 
-def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:
+def _of_drafter(trace: Trace, metrics: Metrics) -> RunVerdict:
     header, text = trace.header, wrong_drafter(trace.header, metrics.draft_forwards, metrics.per_level)
     if not text:
         return {**NONE, "drafter": by_drafter(trace)}
@@ -204,7 +204,7 @@ def better_form(drafter_path: str) -> str:
     return _FORMS[form_of(drafter_path)]
 
 
-def wrong_drafter(header: Header, draft_forwards: int | None, levels: Iterable[Level]) -> str:
+def wrong_drafter(header: Header, draft_forwards: int | None, levels: Iterable[LevelRate]) -> str:
     """Return that a drafter is often wrong, and which one is wrong less often; else nothing.
 
     `draft_forwards` and `levels` are those of the drafter's runs. A virtual run has no such
