@@ -166,14 +166,19 @@ class Decoder:
             cells = sum(part.cells(self.layers[0].window) for part in parts)
             if not self.is_last:
                 _required(stage_io).send(x)
-                return Output(x.new_empty((len(want), 0)), states, cells)
+                return Output(x.new_empty((len(want), 0)), states, cells, self._read())
             if not in_order:
                 x = x.index_select(0, torch.from_numpy(want).to(self.device))
-            return Output(self.logits(x), states, cells, self._communicated() - before)
+            return Output(self.logits(x), states, cells, self._read(), self._communicated() - before)
         except BaseException:
             for slot, length in lengths:  # some of the new keys and values are not written
                 cache.truncate(slot, length)
             raise
+
+    def _read(self) -> tuple[int, int] | None:
+        """Return the experts that the last forward read and those of all layers; None without."""
+        mixtures = [layer.down for layer in self.layers if isinstance(layer.down, Experts)]
+        return (sum(e.read for e in mixtures), sum(e.held for e in mixtures)) if mixtures else None
 
     def _communicated(self) -> int:
         return self._ranks.spent if self._ranks is not None else 0

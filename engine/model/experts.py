@@ -70,8 +70,8 @@ class Experts:
     ) -> None:
         self._router, self._experts, self._used, self._normalised = router.t(), experts, used, normalised
         self._shared, self._shared_gate = shared, shared_gate
-        self.read = 0
-        """Experts that the last forward read, a shared one not counted."""
+        self.held, self.read = len(experts), 0
+        """Experts of this layer, and those that the last forward read; without a shared one."""
 
     def __call__(self, x: Tensor) -> Tensor:
         probabilities = (x @ self._router).float().softmax(-1)

@@ -28,6 +28,8 @@ class Output(NamedTuple):
     """Layer -> state (T, D): 0 the embeddings, i after i layers, -1 the final normed state."""
     cells: int = 0
     """Query-key cells that attention computed in one layer and one head, masked ones included."""
+    experts: tuple[int, int] | None = None
+    """Of a mixture: experts that the forward read in all layers, and those that are there."""
     communicated: int = 0
     """Nanoseconds of communication between the ranks of a model that is split by tensors."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from specscope.engine.errors import WorkerDied
-from specscope.engine.trace.events import Part, Row, Span, SpanKind
+from specscope.engine.trace.events import Part, Routed, Row, Span, SpanKind
 from specscope.engine.types import Prefix
 from specscope.engine.worker.jobs import Drop, Job, Reply
 
@@ -190,6 +190,8 @@ class Dispatcher:
                 (other,) = self.span_ids(1)
                 rows = (stamp.rows, stamp.context, outcome)
                 self._emit(Span(other, device, "communicate", alone, end, *origin, *rows))
+            if stamp.experts and (span.rows or not forwards):
+                self._emit(Routed(number, *stamp.experts))
             for part in stamp.parts:
                 at = part.later(-self._origin)
                 self._emit(Part(number, at.kind, at.layer, at.start, at.end))

@@ -30,12 +30,12 @@ from specscope.engine.trace.ranges import (
     TokenId,
 )
 
-SCHEMA = 7
+SCHEMA = 8
 """Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
 `part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless`
 of the header and the rule `typical`; 5 added the `occupancy` of other programs; 6 added `forked`,
 `forecast`, `chain`, and the kinds `glue`, `branch` and `other`; 7 added `window` and the kind
-`step`."""
+`step`; 8 added `routed`."""
 
 OTHERS = "others"
 """In place of a device's name: the load of the whole machine by other programs."""
@@ -481,6 +481,20 @@ class Footer(Line):
 Event: TypeAlias = Header | Row | Footer
 
 
+@dataclass(frozen=True, slots=True)
+class Routed(Row):
+    """What a forward of a mixture of experts read on its device, over all layers there."""
+
+    span: Id
+    experts: Size
+    """Experts that its rows chose; one for all rows is not counted."""
+    held: Size
+    """Experts of these layers."""
+
+    def fault(self) -> str:
+        return f"span {self.span} read {self.experts} of {self.held} experts" * (self.experts > self.held)
+
+
 @dataclass(kw_only=True)
 class Rows:
     """The rows of a trace by kind, in the order recorded, and the texts of token ids."""
@@ -499,6 +513,7 @@ class Rows:
     chains: list[Chain] = field(default_factory=list[Chain])
     occupancy: list[Occupancy] = field(default_factory=list[Occupancy])
     windows: list[Window] = field(default_factory=list[Window])
+    routed: list[Routed] = field(default_factory=list[Routed])
 
 
 @cache

@@ -241,7 +241,9 @@ class Forwards:
                 cache.truncate(block.slot, block.cached + len(block.rows))
         stamp = Stamp(kind, start, self.clock.mark(), len(rows), context, batch=len(blocks))
         times = fuzzy.times() if fuzzy else ()
-        stamps.append(stamp._replace(cells=out.cells, parts=times, communicated=out.communicated))
+        stamps.append(
+            stamp._replace(cells=out.cells, experts=out.experts, parts=times, communicated=out.communicated)
+        )
         if len(blocks) == 1:
             return [out.logits]
         logits = zip(blocks, out.logits.split([block.wanted for block in blocks]), strict=True)

@@ -366,6 +366,8 @@ class Stamp(NamedTuple):
     lane: int = 0
     cells: int = 0
     """Query-key cells of its attention, in one layer and one head."""
+    experts: tuple[int, int] | None = None
+    """See `Output.experts`."""
     batch: int = 1
     work: Work | None = None
     parts: tuple[PartTime, ...] = ()

@@ -31,7 +31,7 @@ from tests.engine.trace.watched import CALLS, generated, pair_of, words
 from tests.engine.training.tiny import chats, stories, write_source
 from tests.golden.runs import PROMPTS, SAMPLED, opened
 from tests.golden.texts import TIMES, Outputs, decided, flat, placeless, rows, run_of_document
-from tests.traces.samples import recorded_loop, sample_trace
+from tests.traces.samples import recorded_loop, routed, sample_trace
 
 CREATED = "2026-01-02T03:04:05.678+00:00"
 TABLES = ("ssd", "hybrid", "easyspec", "lookahead")
@@ -124,7 +124,7 @@ def database() -> Outputs:
     """Yield the tables and their rows of a file that was closed and opened again."""
     (log,) = read_traces(IMPORTED / "printed" / "04-vllm.log").traces
     log.header = replace(log.header, created=CREATED)
-    traces = [*map(sample_trace, ("speculative", "llma")), *_runs(Limits(8), *TABLES), log]
+    traces = [routed(sample_trace("speculative")), sample_trace("llma"), *_runs(Limits(8), *TABLES), log]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "runs.db"
         with Store(path) as store:

@@ -16,7 +16,7 @@ import numpy as np
 import specscope
 from specscope.engine.drafting.copy import Copier
 from specscope.engine.trace import events
-from specscope.engine.trace.events import Commit, Decision, Device, Event, Header, Round, Span
+from specscope.engine.trace.events import Commit, Decision, Device, Event, Header, Round, Routed, Span
 from specscope.engine.trace.trace import Trace
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.view.document import view_model
@@ -391,3 +391,13 @@ def bundled(profile="pearl-4xA100"):
     if profile not in OPEN:
         OPEN[profile] = specscope.open("bundled", runtime="virtual", profile=profile)
     return OPEN[profile]
+
+
+def routed(trace: Trace, held: int = 16) -> Trace:
+    """Return a trace whose target is a mixture: a row reads two experts, two rows read three."""
+    rows = [
+        Routed(span.id, min(held, 2 * span.rows - span.rows // 2), held)
+        for span in trace.spans
+        if span.model == "target" and span.kind != "prefill"
+    ]
+    return replace(trace, routed=rows)

@@ -111,7 +111,7 @@ def edited(line, **fields):
         (
             3,
             to_json(Part(999, "attention", 0, 1, 2)) + "\n",
-            "line 4: span 999 of a part is not in the trace",
+            "line 4: span 999 of a part row is not in the trace",
         ),
         (3, "\udcff\n", "line 4: byte 0 is not UTF-8"),
         (0, LINES[1], "line 1: a trace starts with its header"),

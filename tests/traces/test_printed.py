@@ -23,6 +23,7 @@ from specscope.traces.judge.health import health
 from specscope.traces.view.document import view_model
 from specscope.traces.whatif.replay import Change, what_if
 from tests.traces.printed import FOLDER, PRINTED, windows, written
+from tests.traces.samples import routed, sample_trace
 
 WHOLE: dict[str, dict[str, Any]] = {
     "01-llama-server.log": {"tokens": 312, "target_forwards": 140, "drafted": 420, "accepted": 170, "acceptance_length": 2.214},
@@ -292,20 +293,24 @@ def test_lists_tables_and_counters_of_windows_have_what_is_known(tmp_path):
         to_perfetto(read_traces(PRINTED / "05-vllm-metrics-after.prom").traces[0])
 
 
-def test_a_database_of_the_version_before_gets_what_it_lacks(tmp_path):
+@pytest.mark.parametrize(("version", "lacking"), [(8, ("window", "routed")), (9, ("routed",))])
+def test_a_database_of_a_version_before_gets_what_it_lacks(tmp_path, version, lacking):
     import sqlite3
 
     path = tmp_path / "traces.db"
     (trace,) = read_traces(PRINTED / "04-vllm.log").traces
+    experts = routed(sample_trace())
     Store(path).close()
     with sqlite3.connect(path) as old:
-        old.execute("DROP TABLE window")
-        old.execute("PRAGMA user_version=8")
+        for table in lacking:
+            old.execute(f"DROP TABLE {table}")
+        old.execute(f"PRAGMA user_version={version}")
     with Store(path, readonly=True) as store:
         assert store.runs()[1] == 0
     with Store(path) as store:
-        store.insert(trace)
+        store.insert(trace, experts)
         assert len(store.load(trace.header.run_id).windows) == 3
+        assert store.load(experts.header.run_id).routed == experts.routed
 
 
 def test_any_cut_and_any_change_of_a_byte_is_read_or_refused(tmp_path):

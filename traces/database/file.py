@@ -211,7 +211,7 @@ def _is_empty(connection: Connection, path: Path) -> bool:
             f"{path} is a database of another program; move it away, or set SPECSCOPE_DB to another file"
         )
     version = _version(connection)
-    if version not in (VERSION, ADDED_TO):
+    if not ADDED_TO <= version <= VERSION:
         raise StoreError(
             f"{path} has the tables of version {version}, and this SpecScope reads version {VERSION}; export its runs "
             "with the SpecScope that wrote it and import them here, or set SPECSCOPE_DB to another file"
@@ -222,7 +222,8 @@ def _is_empty(connection: Connection, path: Path) -> bool:
 def _is_older(path: Path) -> bool:
     """Return whether the file is of the version that is upgraded."""
     with suppress(sqlite3.Error, UnicodeDecodeError), closing(_connect(path, readonly=True)) as connection:
-        return connection.execute("PRAGMA user_version").fetchone() == (ADDED_TO,)
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        return ADDED_TO <= version < VERSION
     return False
 
 
@@ -242,7 +243,7 @@ def _prepare(engine: Engine, path: Path) -> None:
         if _is_empty(connection, path):
             Base.metadata.create_all(connection, checkfirst=False)
             connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
-        elif _version(connection) == ADDED_TO:
+        elif _version(connection) < VERSION:
             Base.metadata.create_all(connection)
         connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
         # an index changes no meaning: a file of this version may have been made without it

@@ -35,10 +35,10 @@ from specscope.engine.trace.ranges import Range
 
 APPLICATION_ID = 0x53505343
 """In the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""
-VERSION = 9
+VERSION = 10
 """Number of these tables, in the header of every file (`PRAGMA user_version`)."""
 ADDED_TO = 8
-"""The version to which this one only adds: a file of it gets what it lacks."""
+"""The oldest version to which this one only adds tables: a file of it gets those that it lacks."""
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",

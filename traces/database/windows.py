@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from sqlalchemy import Integer, case, func, literal, or_, select, true, type_coerce
 
-from specscope.engine.trace.events import Commit, Decision, Part, Round, Span
+from specscope.engine.trace.events import Commit, Decision, Round, Span
 from specscope.engine.trace.trace import Trace
 from specscope.traces.database import schema
 from specscope.traces.database.schema import RUN
@@ -137,7 +137,7 @@ def part(
     _read(connection, size, trace, Decision, decided)
     for kind in schema.ROWS:
         columns = schema.ROWS[kind].c
-        if kind is Part:
+        if "span" in columns and "step" not in columns:
             _read(connection, size, trace, kind, [columns.span.between(*own_spans)])
         elif kind not in (Span, Commit, Decision):
             _read(

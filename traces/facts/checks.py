@@ -59,9 +59,9 @@ def _faults(trace: Trace, spans: Collection[int], documents: Collection[int]) ->
         yield "two spans have the same id"
     if trace.footer and max(len(trace.footer.texts), len(trace.footer.reasons)) > sequences:
         yield f"the footer has more texts or reasons than the header's {sequences} prompts"
-    for part in trace.parts:
-        if part.span not in ids and part.span not in spans:
-            yield f"span {part.span} of a part is not in the trace"
+    for row in (*trace.parts, *trace.routed):
+        if row.span not in ids and row.span not in spans:
+            yield f"span {row.span} of a {row.tag} row is not in the trace"
     for (_, step), number in Counter((fork.sequence, fork.step) for fork in trace.forks).items():
         if number > MOST_FORKS:
             yield f"step {step} has {number} branches; at most {MOST_FORKS} are read"

@@ -7,7 +7,7 @@ import pytest
 import specscope
 from specscope import Limits, Load, Sampling
 from tests.browser.report.opened import Opened
-from tests.traces.samples import sample_trace
+from tests.traces.samples import routed, sample_trace
 from tests.traces.scripted import ahead, dsi, easyspec, expecting, ssd
 
 UNEVEN = {"gamma": 4, "schedule": "threshold"}
@@ -72,6 +72,7 @@ def runs(beside, decode):
         "layers": beside(easyspec, gamma=3),
         "pool": beside(dsi, [True, True, False, *[True] * 4, False, True, True], 14, sp=3),
         "tree": sample_trace("tree", tokens=40, acceptance=0.6),
+        "experts": routed(decode("speculative", story, config=UNEVEN, limits=Limits(24))),
         "sources": sample_trace("llma", tokens=60, acceptance=0.7),
         "calibration": decode("speculative", story, sampling=Sampling(0.7), limits=Limits(60)),
         "lengths": decode("speculative", story, config=UNEVEN, sampling=Sampling(0.7), limits=Limits(40)),

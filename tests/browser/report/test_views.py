@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from specscope.traces.facts.waiting import decoding_clock
+from specscope.traces.view.experts import experts
 from specscope.traces.view.fan import fans, hits
 from specscope.traces.view.forecasts import forecasts, sums_of
 from specscope.traces.view.layers import layers
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.browser
 OF_SOME_RUNS = {
     "fan": fans, "grams": ngrams, "forecast": forecasts, "layers": layers,
     'pool[aria-label^="Pool"]': server_pool, "tree": trees, "sources": copies,
+    "experts": experts,
 }  # fmt: skip
 """View -> its rows; a run without rows does not show the view."""
 COLOURS = """() => {
@@ -287,3 +289,20 @@ def test_layers_of_a_group_lie_below_each_other_and_replay_or_pointing_chooses_t
     expect(note).to_contain_text("Step 1:")
     page.mouse.move(1, 1)
     expect(note).to_contain_text(f"Step {rounds[-1]['step']}:")
+
+
+# Mixtures of experts.
+
+
+def test_experts_are_shown_over_the_rows_of_a_forward(opened, runs):
+    rows = experts(runs["experts"])
+    assert len(rows) > 1
+    page = opened.runs([runs["experts"]])
+    card = page.locator(".ss-experts")
+    expect(card.locator("caption")).to_have_text(f"{rows[0]['device']}: 16 experts in all layers")
+    assert card.locator("tbody th").all_inner_texts() == [str(row["rows"]) for row in rows]
+    counts = [row.split("\t")[2].strip() for row in card.locator("tbody tr").all_inner_texts()]
+    assert counts == [f"{row['experts']:.1f}" for row in rows]
+    bars = card.locator("rect").evaluate_all("(all) => all.map((one) => one.width.baseVal.value)")
+    assert bars == pytest.approx([96 * row["experts"] / 16 for row in rows], abs=0.1)
+    assert detail(page, "experts").inner_text().startswith("A forward of the target of ")

@@ -34,6 +34,13 @@ def test_options_that_a_mixture_cannot_follow_are_refused(tmp_path):
     with specscope.open(pair, runtime="local-thread") as cluster:
         trace = cluster.run("speculative", "once", config={"gamma": 3}, max_new_tokens=12)
     assert trace.header.environment["forward"] == "eager"
+    forwards = {s.id: s.rows for s in trace.spans if s.kind == "verify"}
+    read = {row.span: row.experts for row in trace.routed}
+    assert forwards.keys() <= read.keys()
+    assert {row.held for row in trace.routed} == {2 * 6}, "one of the three layers has the usual MLP"
+    drafts = [s.id for s in trace.spans if s.kind == "draft" and s.rows == 1]
+    assert {read[span] for span in drafts} == {2 * 2}, "one row, two experts in each layer"
+    assert all(2 * 2 < read[span] <= 2 * min(6, 2 * rows) for span, rows in forwards.items() if rows > 1)
     tiny.save(tiny.reference("olmoe"), tmp_path / "olmoe")
     with pytest.raises(UsageError, match="norms the queries of all heads as one vector"):
         specscope.open(target=tmp_path / "olmoe", tp=2)

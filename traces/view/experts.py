@@ -1,0 +1,51 @@
+"""Mixtures of experts: how many experts a forward reads, by its rows, and how long it takes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import fmean
+from typing import TYPE_CHECKING, TypedDict
+
+from specscope.traces.view import section
+
+if TYPE_CHECKING:
+    from specscope.engine.trace.trace import Trace
+
+
+class ExpertsView(TypedDict):
+    """The forwards of a model on a device that had as many rows; the numbers are their means."""
+
+    model: str
+    device: str
+    rows: int
+    forwards: int
+    experts: float
+    held: int
+    """Experts that the model has on the device."""
+    each: float
+    """Experts read per row: what each drafted token costs."""
+    ms: float
+
+
+@section("experts", "experts", whole=True)
+def experts(trace: Trace) -> list[ExpertsView]:
+    spans = {span.id: span for span in trace.spans if span.rows > 0 and span.outcome == "done"}
+    labels = {device.name: device.label for device in trace.header.devices}
+    found = defaultdict[tuple[str, str, int, int], list[tuple[int, int]]](list)
+    for read in trace.routed:
+        if span := spans.get(read.span):
+            key = span.model, labels[span.device], span.rows, read.held
+            found[key].append((read.experts, span.end - span.start))
+    return [
+        {
+            "model": model,
+            "device": device,
+            "rows": rows,
+            "forwards": len(forwards),
+            "experts": (mean := fmean(count for count, _ in forwards)),
+            "held": held,
+            "each": mean / rows,
+            "ms": fmean(time for _, time in forwards) / 1e6,
+        }
+        for (model, device, rows, held), forwards in sorted(found.items())
+    ]
