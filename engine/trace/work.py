@@ -251,7 +251,8 @@ class Claims:
 
     def scoring(self, sequence: int) -> Work | None:
         """Return the last verification that began, unless an earlier round was its."""
-        begun = [w for w in (self._scoring.get(sequence), self._scoring.get(-1)) if w is not None]
+        both = (self._scoring.get(sequence), self._scoring.get(-1))
+        begun = [work for work in both if work is not None and work.id >= 0]
         last = max(begun, key=lambda work: work.id, default=None)
         if last is None or last is self._claimed.get(sequence):
             return None
@@ -259,8 +260,9 @@ class Claims:
         return last
 
     def forget(self, sequence: int, ids: Sequence[int]) -> None:
-        """Take spans that a round names itself."""
-        self._take(sequence, lambda work: work.id not in ids)
+        """Take spans that a round names itself, and those that no round can claim any more."""
+        void = self._void.get(sequence, -1)
+        self._take(sequence, lambda work: work.id not in ids and work.start >= void)
 
     def drafting(
         self, sequence: int, levels: Sequence[int], before: int, *, ahead: bool = False
