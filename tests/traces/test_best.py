@@ -136,6 +136,31 @@ def test_the_interval_is_that_of_simulated_runs():
     assert sum(low <= one <= high for one in found) / len(found) == pytest.approx(0.95, abs=0.015)
 
 
+def test_a_run_that_is_mostly_its_end_is_refused_and_one_with_an_end_is_not(tmp_path):
+    """Drafts become shorter with the rest of the output; all are rejected."""
+
+    def run(tokens, gamma=8):
+        path = tmp_path / f"{tokens}.jsonl"
+        with specscope.record(path, "my loop", sampling={"temperature": 0}) as rec:
+            rec.prompt(ids=[1])
+            rec.start(1)
+            now = 1
+            for out in range(tokens):
+                drafts = min(gamma, tokens - out - 1)
+                for kind, rows in (*[("draft", 1)] * drafts, ("verify", drafts + 1)):
+                    rec.add(kind, now, now + 1000 * (9 + rows), rows=rows)
+                    now += 1000 * (9 + rows)
+                rec.round([5] * drafts, 0, [6], time=now)
+        return read_traces(path).traces[0]
+
+    plain_run = run(20, gamma=0)
+    with pytest.raises(UsageError, match="has drafts of different lengths, 53 % of them 8 tokens long"):
+        best_length(run(16), plain_run)
+    with pytest.raises(UsageError, match="has drafts of different lengths, 78 % of them 8 tokens long"):
+        best_length(run(33), plain_run)
+    assert best_length(run(40), plain_run).best == 0
+
+
 @pytest.mark.parametrize(
     ("drafts", "best", "words"),
     [
