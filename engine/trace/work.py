@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from specscope.engine.errors import UsageError, shown
@@ -111,7 +112,11 @@ class Work:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._finish(self, "done" if kind is None else "cancelled")
+        if kind is None:
+            self._finish(self, "done")
+            return
+        with suppress(UsageError):  # the block's own error is the one to see
+            self._finish(self, "cancelled")
 
     def __repr__(self) -> str:
         return f"the {self.track.kind} {self.id} on {self.track.device}"

@@ -189,6 +189,16 @@ def test_the_blocks_own_error_is_the_one_to_see(path):
     assert path.read_bytes() == b""
 
 
+def test_an_error_in_a_span_is_the_one_to_see(path):
+    """Also if the span cannot be recorded: here it overlaps one that ended inside."""
+    with pytest.raises(ZeroDivisionError), specscope.record(path) as rec, rec.span("verify"):
+        rec.add("draft", time.perf_counter_ns(), time.perf_counter_ns())
+        raise ZeroDivisionError
+    trace = read(path)
+    assert [span.kind for span in trace.spans] == ["draft"]
+    assert (trace.status, trace.footer.error) == ("failed", "ZeroDivisionError:")
+
+
 def test_rounds_of_a_sequence_are_in_the_order_of_their_times(path):
     with specscope.record(path) as rec:
         for _ in range(2):
