@@ -228,10 +228,28 @@ def test_drafts_that_were_timed_as_a_whole_need_c(tmp_path):
     assert told.best == each.best
 
 
-def test_counts_that_are_not_told_by_place_are_refused():
-    (trace,) = read_traces(PRINTED / "02-llama-server-response.json").traces
-    with pytest.raises(UsageError, match="by place"):
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("printed/02-llama-server-response.json", "by place"),
+        ("vllm-profile.json", "does not tell the accepted drafts by place"),
+        ("printed/11-spec-bench-vanilla.jsonl", "verified no draft"),
+    ],
+)
+def test_counts_that_are_not_told_by_place_are_refused(file, message):
+    """A profile has drafts, of which it tells nothing."""
+    (trace,) = read_traces(PRINTED.parent / file).traces
+    with pytest.raises(UsageError, match=message):
         best_length(trace)
+
+
+def test_the_counts_of_a_stream_are_those_of_its_rounds():
+    """Its steps are not divided, so that only counts are known."""
+    (trace,) = read_traces(PRINTED.parent / "servers" / "vllm-pair-completion-t0.jsonl").traces
+    found = best_length(trace, given=Given(c=0.1, row=0.02))
+    rates = [one.rate for one in measure(trace).per_level]
+    share = sum(r.drafted > 0 for r in trace.rounds) / len(trace.rounds)
+    assert found.lengths[2].tokens == pytest.approx(1 + share * (rates[0] + rates[0] * rates[1]))
 
 
 def test_a_document_has_the_estimate_of_ended_runs_with_times(logged, tmp_path):

@@ -157,19 +157,19 @@ def _counts_of(trace: Trace) -> _Counts:
     names = ("steps", "drafts", "drafted", "busy", "drafting")
     steps, drafts, drafted, busy, drafting = (counted.total(whole, name) for name in names)
     used = len(counted.places(whole))
-    alike = None if drafted is None or not drafts or not used else drafted / (drafts * used)
+    whole_share = None if drafted is None or not drafts or not used else drafted / (drafts * used)
     share = min(1.0, drafts / steps) if drafts and steps else 1.0
     if not drafted or not steps or drafting is None or busy is None or busy <= drafting:
-        return _Counts(used, alike, drafts or 0, share)
+        return _Counts(used, whole_share, drafts or 0, share)
     times = (drafting / drafted / 1e9, (busy - drafting) / steps / 1e9)
-    return _Counts(used, alike, drafts or 0, share, *times)
+    return _Counts(used, whole_share, drafts or 0, share, *times)
 
 
 def _of_counts(trace: Trace, metrics: Metrics, plain: Trace | None, given: Given) -> Basis:
     """Return the basis of a run that tells counts, and perhaps times of drafts and of decoding."""
     counts, levels = _counts_of(trace), metrics.per_level
     what, rate = f"run {trace.header.run_id}", level_rate(levels)
-    if not (metrics.drafted or metrics.accepted or counts.drafts):
+    if metrics.drafted == 0 and not (metrics.accepted or counts.drafts):
         raise UsageError(f"{what} verified no draft: nothing tells how many would be accepted")
     if rate is None or not counts.drafts or not counts.used:
         raise UsageError(
