@@ -165,7 +165,9 @@ class Writer:
         old = self._open.get(name)
         if old is not None and old.told["prompt"] == told["prompt"]:
             if known != old.out:
-                again = f"vLLM was preempted and sampled tokens again after {known} of {old.out} recorded ones"
+                again = (
+                    f"vLLM was preempted and sampled tokens again after {known} of {old.out} recorded ones"
+                )
                 self._open.pop(name).close("failed", again)
             return
         if old is not None:  # the next input of a session

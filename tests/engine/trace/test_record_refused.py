@@ -207,7 +207,9 @@ def test_rounds_of_a_sequence_are_in_the_order_of_their_times(path):
         begun = time.perf_counter_ns()
         rec.round(emitted=[5], time=np.int64(begun + 1000))
         rec.round(emitted=[6], sequence=1, time=begun)
-        with pytest.raises(UsageError, match=r"is 1000 ns before the last one of the sequence; give rounds in"):
+        with pytest.raises(
+            UsageError, match=r"is 1000 ns before the last one of the sequence; give rounds in"
+        ):
             rec.round(emitted=[7], time=begun)
     assert [c.token for c in read(path).commits] == [5, 6]
 
