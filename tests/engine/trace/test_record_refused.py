@@ -191,9 +191,14 @@ def test_the_blocks_own_error_is_the_one_to_see(path):
 
 def test_an_error_in_a_span_is_the_one_to_see(path):
     """Also if the span cannot be recorded: here it overlaps one that ended inside."""
-    with pytest.raises(ZeroDivisionError), specscope.record(path) as rec, rec.span("verify"):
-        rec.add("draft", time.perf_counter_ns(), time.perf_counter_ns())
-        raise ZeroDivisionError
+
+    def overlapping(rec):
+        with rec.span("verify"):
+            rec.add("draft", time.perf_counter_ns(), time.perf_counter_ns())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), specscope.record(path) as rec:
+        overlapping(rec)
     trace = read(path)
     assert [span.kind for span in trace.spans] == ["draft"]
     assert (trace.status, trace.footer.error) == ("failed", "ZeroDivisionError:")
