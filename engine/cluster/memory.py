@@ -133,6 +133,8 @@ def parse_sizes(text: str, which: str = "") -> dict[int, int]:
             raise UsageError(
                 f"memory is {shown(text)}; {shown(entry)} must name a device{which} and its size, as in 0=4GiB,1=4GiB"
             )
+        if int(number) in sizes:
+            raise UsageError(f"memory is {shown(text)}, which names device {int(number)} twice; name it once")
         try:
             sizes[int(number)] = int(convert_file_size_to_int(size.strip()))
         except (ValueError, OverflowError):

@@ -56,6 +56,8 @@ class _Output:
 
     def __init__(self, length: int) -> None:
         self.length = length
+        self.time = 0
+        """Of the last round."""
         self.steps: set[int] = set()
         self.text: list[str] = []
         self.reason = ""
@@ -89,6 +91,10 @@ class Outputs:
         output = self._outputs[sequence]
         at, work = self._place(sequence, given.verify, time)
         name = str(at)
+        if time < output.time:
+            raise UsageError(
+                f"{name} is {output.time - time} ns before the last one of the sequence; give rounds in their order"
+            )
         what = checked(name, given.drafted, given.accepted, given.emitted, given.parents)
         extras = extras_of(name, len(what.drafted), given.p, given.q, given.top_p, given.top_q)
         _check_choices(at, given.mode, given.reason)
@@ -195,7 +201,7 @@ class Outputs:
         output = self._outputs[at.sequence]
         output.length += len(what.emitted)
         output.text += added
-        output.reason, output.ended = reason, bool(reason) or what.cut
+        output.time, output.reason, output.ended = at.time, reason, bool(reason) or what.cut
         if at.step:
             output.steps.add(at.step)
         self.step = max(self.step, at.step)

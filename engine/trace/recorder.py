@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 RECORDED = "recorded"
 """The method of a recorded run, and the entry of its environment with the start of its clock."""
 OUTCOMES = ("done", "cancelled")
-STATUSES: tuple[Status, ...] = get_args(Status)
+STATUSES = tuple(status for status in get_args(Status) if status != "running")
+"""How a recording may end."""
 MOST_AHEAD_NS = 10**9
 
 
@@ -190,7 +191,8 @@ class Recorder:
 
     def drop(self, work: Work) -> None:
         """Forget a span that has begun, such as a search that found nothing; no row is written."""
-        self._pending.ends(work)
+        if self._pending.ends(work):
+            work.id = -1  # a round that names it has no such span
 
     def add(
         self,
@@ -325,9 +327,7 @@ class Recorder:
             time: When the tokens were known, of `time.perf_counter_ns`; by default now.
             reason: Why the output ended with this round: `eos`, `stop` or `length`.
         """
-        now: Any = perf_counter_ns() if time is None else time
-        if not isinstance(now, int):
-            raise UsageError(f"the time of a round is {shown(now)}; give one of time.perf_counter_ns()")
+        now = perf_counter_ns() if time is None else whole("the time of a round", time, 0, LAST)
         with self._lock:
             outputs, sequence = self._rounds(sequence, now)
             at = now - self._begin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from operator import index
 from typing import Any, NamedTuple, cast
 
@@ -110,12 +111,18 @@ def checked(name: str, drafted: Any, accepted: Any, emitted: Any, parents: Any) 
 
 
 def ids_of(name: str, values: Any) -> list[int]:
-    """Return token ids as a list: of any sequence, array or tensor of one dimension."""
-    rows = cast("Iterable[Any]", values.tolist() if hasattr(values, "tolist") else values)
-    try:
-        ids = [index(value) for value in rows]
-    except TypeError:
-        raise UsageError(f"{name} is {shown(values)}; give a flat list of whole numbers") from None
+    """Return token ids as a list: of any sequence, array or tensor of one dimension.
+
+    A set has no order, and True and False are a mask.
+    """
+    rows: Any = values.tolist() if hasattr(values, "tolist") else values
+    ids: list[int] | None = None
+    with suppress(TypeError):
+        rows = [*rows]
+        if bool not in map(type, rows) and not isinstance(values, set | frozenset | dict):
+            ids = [index(value) for value in rows]
+    if ids is None:
+        raise UsageError(f"{name} is {shown(values)}; give a flat list of whole numbers")
     for i, token in enumerate(ids):
         if not -1 <= token <= MOST_TOKEN:
             raise UsageError(

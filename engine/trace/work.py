@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from specscope.engine.errors import UsageError, shown
@@ -111,7 +112,11 @@ class Work:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._finish(self, "done" if kind is None else "cancelled")
+        if kind is None:
+            self._finish(self, "done")
+            return
+        with suppress(UsageError):  # the block's own error is the one to see
+            self._finish(self, "cancelled")
 
     def __repr__(self) -> str:
         return f"the {self.track.kind} {self.id} on {self.track.device}"
@@ -251,7 +256,8 @@ class Claims:
 
     def scoring(self, sequence: int) -> Work | None:
         """Return the last verification that began, unless an earlier round was its."""
-        begun = [w for w in (self._scoring.get(sequence), self._scoring.get(-1)) if w is not None]
+        both = (self._scoring.get(sequence), self._scoring.get(-1))
+        begun = [work for work in both if work is not None and work.id >= 0]
         last = max(begun, key=lambda work: work.id, default=None)
         if last is None or last is self._claimed.get(sequence):
             return None
@@ -259,8 +265,9 @@ class Claims:
         return last
 
     def forget(self, sequence: int, ids: Sequence[int]) -> None:
-        """Take spans that a round names itself."""
-        self._take(sequence, lambda work: work.id not in ids)
+        """Take spans that a round names itself, and those that no round can claim any more."""
+        void = self._void.get(sequence, -1)
+        self._take(sequence, lambda work: work.id not in ids and work.start >= void)
 
     def drafting(
         self, sequence: int, levels: Sequence[int], before: int, *, ahead: bool = False

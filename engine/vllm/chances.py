@@ -33,6 +33,7 @@ class Asked(NamedTuple):
             and not params.min_tokens
             and not (params.logit_bias or params.allowed_token_ids or params.bad_words)
             and params.thinking_token_budget is None
+            and params.trace_decode_token_ids is None
         )
         if not plain:
             return None

@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from specscope.engine.environment import command, variables
 from specscope.engine.errors import UsageError, one_line
+from specscope.engine.trace.appended import Process
 
 if TYPE_CHECKING:
     from specscope.engine.vllm.clock import Events, Host
@@ -51,6 +52,7 @@ class Sender:
         self._lost = self._sent = self._hooks = self._spent = 0
         self._why = ""
         self._ended = False
+        self._owner = Process.token
         try:
             folder.mkdir(parents=True, exist_ok=True)
             TemporaryFile(dir=folder).close()
@@ -84,8 +86,9 @@ class Sender:
             self._queue.put_nowait(None)
 
     def _exit(self) -> None:
-        self.close()
-        self._thread.join(LAST_S)
+        if self._owner is Process.token:  # in a forked child no thread empties the queue
+            self.close()
+            self._thread.join(LAST_S)
 
     def _run(self, about: dict[str, Any]) -> None:
         stdin, stdout = self._process.stdin, self._process.stdout

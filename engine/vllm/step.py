@@ -36,6 +36,6 @@ def _request(new: Any) -> dict[str, Any]:
         "known": len(new.prefill_token_ids or ()),
         "sampling": {name: getattr(params, name) for name in SETTINGS},
         "stops": sorted(stops),
-        "strings": bool(params.stop),
+        "hidden": bool(params.stop or params.repetition_detection),
         "most": params.max_tokens,
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from functools import wraps
 from time import thread_time_ns
@@ -41,7 +42,9 @@ class Watch:
         self._p = self._q = None
         self._rows = Rows([], [])
         self._hooked: list[tuple[Any, str, Any]] = []
-        sender.failed = self.stop
+        mine = weakref.WeakMethod(self.stop)  # the sender lives as long as the process, the runner may not
+        sender.failed = lambda why: (stop := mine()) and stop(why)
+        weakref.finalize(self, sender.close).atexit = False
         self._hook(runner, "execute_model", before=self._begin, after=self._forwarded, kind="forward")
         self._hook(runner, "sample_tokens", after=self._end)
         if hasattr(runner, "_sample"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import sys
 import uuid
@@ -73,8 +74,7 @@ class Request:
         """Record a step; return whether the output has ended."""
         rows, context = fed
         length = len(self.told["prompt"]) + self.out
-        drafted = found["drafted"] if found else []
-        prefill = not self.out or rows > 1 + len(drafted)
+        prefill = not self.out or rows > 1 + (found["rows"] if found else 0)
         ended = False
         for kind, begun, end in spans:
             if kind == "forward":
@@ -125,7 +125,7 @@ class Writer:
     ) -> None:
         self._folder, self._about, self._decode = folder, about, decode
         self._open: dict[str, Request] = {}
-        self._started = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+        self._started = f"{datetime.now():%Y%m%d-%H%M%S%f}-{os.getpid()}"
         self._count = 0
         self._table = (folder / f"{self._started}-steps.csv").open("a", buffering=1, encoding="utf-8")
         self._table.write(COLUMNS)
@@ -138,7 +138,7 @@ class Writer:
             )
         for name in said["finished"]:
             if request := self._open.pop(name, None):  # vLLM's worker is not told why
-                request.close("done" if request.told["strings"] else "cancelled")
+                request.close("done" if request.told["hidden"] else "cancelled")
         for told in said["new"]:
             self._begin(told)
         found = _of_requests(said)
@@ -161,12 +161,18 @@ class Writer:
         self._table.write(",".join(map(str, row)) + "\n")
 
     def _begin(self, told: dict[str, Any]) -> None:
-        name = told["name"]
-        if (old := self._open.get(name)) is not None:  # the second runner is told a preempted request again
-            if told["known"] == len(told["prompt"]) + old.out:
-                return
-            again = f"vLLM was preempted and sampled tokens again after {told['known'] - len(told['prompt'])}"
-            self._open.pop(name).close("failed", f"{again} of {old.out} recorded ones")
+        name, known = told["name"], max(0, told["known"] - len(told["prompt"]))
+        old = self._open.get(name)
+        if old is not None and old.told["prompt"] == told["prompt"]:
+            if known != old.out:
+                again = (
+                    f"vLLM was preempted and sampled tokens again after {known} of {old.out} recorded ones"
+                )
+                self._open.pop(name).close("failed", again)
+            return
+        if old is not None:  # the next input of a session
+            self._open.pop(name).close()
+        if known:  # its first tokens were not recorded
             return
         self._count += 1
         safe = UNSAFE.sub("_", name)[:80]
@@ -195,6 +201,7 @@ def _of_requests(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
         found[name] = {
             "ids": [] if i in partial else said["ids"][i][: said["counts"][i]],
             "drafted": drafted[:size],
+            "rows": n,
             "p": None if p is None else [*p, *own],
             "q": _numbers(said["q"][start : start + size]) if "q" in said else None,
         }
@@ -226,8 +233,10 @@ def decoder(tokenizer: str) -> Callable[[list[int]], str] | None:
 
 def main(folder: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         os.nice(5)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a file for each request
     writer = None
     try:
         about = json.loads(sys.stdin.buffer.readline())

@@ -136,6 +136,31 @@ def test_the_interval_is_that_of_simulated_runs():
     assert sum(low <= one <= high for one in found) / len(found) == pytest.approx(0.95, abs=0.015)
 
 
+def test_a_run_that_is_mostly_its_end_is_refused_and_one_with_an_end_is_not(tmp_path):
+    """Drafts become shorter with the rest of the output; all are rejected."""
+
+    def run(tokens, gamma=8):
+        path = tmp_path / f"{tokens}.jsonl"
+        with specscope.record(path, "my loop", sampling={"temperature": 0}) as rec:
+            rec.prompt(ids=[1])
+            rec.start(1)
+            now = 1
+            for out in range(tokens):
+                drafts = min(gamma, tokens - out - 1)
+                for kind, rows in (*[("draft", 1)] * drafts, ("verify", drafts + 1)):
+                    rec.add(kind, now, now + 1000 * (9 + rows), rows=rows)
+                    now += 1000 * (9 + rows)
+                rec.round([5] * drafts, 0, [6], time=now)
+        return read_traces(path).traces[0]
+
+    plain_run = run(20, gamma=0)
+    with pytest.raises(UsageError, match="has drafts of different lengths, 53 % of them 8 tokens long"):
+        best_length(run(16), plain_run)
+    with pytest.raises(UsageError, match="has drafts of different lengths, 78 % of them 8 tokens long"):
+        best_length(run(33), plain_run)
+    assert best_length(run(40), plain_run).best == 0
+
+
 @pytest.mark.parametrize(
     ("drafts", "best", "words"),
     [
@@ -203,10 +228,28 @@ def test_drafts_that_were_timed_as_a_whole_need_c(tmp_path):
     assert told.best == each.best
 
 
-def test_counts_that_are_not_told_by_place_are_refused():
-    (trace,) = read_traces(PRINTED / "02-llama-server-response.json").traces
-    with pytest.raises(UsageError, match="by place"):
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("printed/02-llama-server-response.json", "by place"),
+        ("vllm-profile.json", "does not tell the accepted drafts by place"),
+        ("printed/11-spec-bench-vanilla.jsonl", "verified no draft"),
+    ],
+)
+def test_counts_that_are_not_told_by_place_are_refused(file, message):
+    """A profile has drafts, of which it tells nothing."""
+    (trace,) = read_traces(PRINTED.parent / file).traces
+    with pytest.raises(UsageError, match=message):
         best_length(trace)
+
+
+def test_the_counts_of_a_stream_are_those_of_its_rounds():
+    """Its steps are not divided, so that only counts are known."""
+    (trace,) = read_traces(PRINTED.parent / "servers" / "vllm-pair-completion-t0.jsonl").traces
+    found = best_length(trace, given=Given(c=0.1, row=0.02))
+    rates = [one.rate for one in measure(trace).per_level]
+    share = sum(r.drafted > 0 for r in trace.rounds) / len(trace.rounds)
+    assert found.lengths[2].tokens == pytest.approx(1 + share * (rates[0] + rates[0] * rates[1]))
 
 
 def test_a_document_has_the_estimate_of_ended_runs_with_times(logged, tmp_path):

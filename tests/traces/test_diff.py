@@ -131,6 +131,20 @@ def test_two_greedy_texts_part_at_a_tie_or_not(first, second, temperature, word)
     assert shown["sides"][0]["p"] == known
 
 
+def test_a_token_that_is_not_among_the_best_ones_is_not_the_targets_best():
+    """The recorder knows the p of the decided token beside the best two."""
+    trace = with_header(sample_trace("autoregressive", tokens=12), sampling={"temperature": 0})
+    place = trace.commits[5].position
+    rows = [
+        replace(d, token=91, p=0.1, top_p=((92, 0.5), (93, 0.4))) if d.position == place else d
+        for d in trace.decisions
+    ]
+    wrong = replace(replaced(trace, 5, 91), decisions=rows)
+    found = diff(wrong, replaced(trace, 5, 92)).first_difference
+    assert found.sentence == "Not a tie: by its own p, the target of the first run prefers 92."
+    assert [one.token for one in found.sides[0].p] == [92, 93, 91]
+
+
 @pytest.mark.parametrize(
     ("p", "word"),
     [

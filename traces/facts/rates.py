@@ -17,7 +17,7 @@ from specscope.traces.facts.places import first_rate, has_trees, level_rate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from specscope.engine.trace.events import Round, Span
+    from specscope.engine.trace.events import Span
     from specscope.engine.trace.trace import Trace
     from specscope.traces.facts.metrics import Metrics
     from specscope.traces.facts.places import LevelRate
@@ -72,7 +72,7 @@ def rates_of(trace: Trace, metrics: Metrics, baseline: Trace | None) -> RunRates
     rate, chain = level_rate(metrics.per_level), first_rate(trace.decisions)
     if (
         is_foreign(trace.header)
-        or (origin(trace.header) and not _drafts_in_turns(trace, judging))
+        or (origin(trace.header) and not _drafts_in_turns(trace))
         or batch_size(trace) > 1
         or not waiting.divided(trace)
         or not judging
@@ -116,11 +116,25 @@ def by_level(levels: Sequence[LevelRate], mean: float) -> tuple[tuple[float, ...
     return (*((one.rate,) for one in levels), (min(mean, levels[-1].rate),))
 
 
-def _drafts_in_turns(trace: Trace, judging: Sequence[Round]) -> bool:
+def _drafts_in_turns(trace: Trace) -> bool:
     """Return whether a recorded loop drafts chains of one length, and then verifies them."""
-    most = max((r.drafted for r in judging), default=0)
-    alike = sum(r.drafted == most for r in judging) >= ALIKE * len(judging)
-    return alike and waiting.overlap(trace)["both"] < OVERLAP and not has_trees(trace.decisions)
+    share = alike(trace)[1]
+    return share >= ALIKE and waiting.overlap(trace)["both"] < OVERLAP and not has_trees(trace.decisions)
+
+
+def alike(trace: Trace) -> tuple[int, float]:
+    """Return the usual length of a run's drafts, and the share of drafts that have it.
+
+    Drafts that are as long as the rest of the output are left out, unless the run has many: its
+    speed is then not that of drafts of one length.
+    """
+    rest, whole = Counter[int](), list[int]()
+    drafted = [r.drafted for r in trace.rounds if r.drafted]
+    for r in reversed(trace.rounds):
+        rest[r.sequence] += r.emitted
+        whole += [r.drafted] * (0 < r.drafted < rest[r.sequence] - 1)
+    whole = whole if len(whole) >= ALIKE * len(drafted) else drafted
+    return max(drafted, default=0), whole.count(max(whole)) / len(whole) if whole else 1.0
 
 
 def _shape(trace: Trace) -> tuple[dict[int, int], list[float]]:

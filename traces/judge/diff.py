@@ -341,8 +341,8 @@ def _side(trace: Trace, commit: Commit | None) -> Side:
 
 
 def _known(top: Top, token: int, probability: float | None) -> Top:
-    """Return the most probable tokens; without them the decided one, if its chance is known."""
-    return top or (() if probability is None else ((token, probability),))
+    """Return the most probable tokens, and the decided one, if its chance is known."""
+    return top if probability is None or token in dict(top) else (*top, (token, probability))
 
 
 def _named(top: Top, pieces: Mapping[int, str]) -> list[Candidate]:

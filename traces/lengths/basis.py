@@ -5,7 +5,6 @@ They come from the spans of a run, or from the counts that an engine printed.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +16,7 @@ from specscope.traces.facts.comparable import batch_size
 from specscope.traces.facts.imported import is_foreign, origin
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.places import has_trees, level_rate
-from specscope.traces.facts.rates import ALIKE, OVERLAP, RunRates, by_level, rates_of
+from specscope.traces.facts.rates import ALIKE, OVERLAP, RunRates, alike, by_level, rates_of
 from specscope.traces.judge.advice import LENGTHS, kind_of, plain_draft
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def _of_spans(trace: Trace, metrics: Metrics, plain: Trace | None) -> Basis:
     what, name = f"run {trace.header.run_id}", _length_of(trace)
     if waiting.overlap(trace)["both"] >= OVERLAP:
         raise UsageError(_AT_ONCE.format(what))
-    _check_alike(what, sum(r.drafted > 0 for r in trace.rounds), *_alike(trace))
+    _check_alike(what, sum(r.drafted > 0 for r in trace.rounds), *alike(trace))
     rates = rates_of(trace, metrics, plain)
     if rates is None:
         raise UsageError(f"{what} does not tell the times of its target's forwards and their rows")
@@ -91,7 +90,7 @@ def _of_spans(trace: Trace, metrics: Metrics, plain: Trace | None) -> Basis:
     timed = not rates.whole and (
         drafts or not ("drafter" in method.uses if method else trace.header.drafter_path)
     )
-    used, measured = _alike(trace)[0], speed * rates.plain if speed else None
+    used, measured = alike(trace)[0], speed * rates.plain if speed else None
     return Basis(name, used, metrics.per_level, rates, True, timed, measured, tuple(notes))
 
 
@@ -119,20 +118,6 @@ def _length_of(trace: Trace) -> str:
             f"{what}: drafts of {method.key} with these settings have no fixed length, or more is done beside them{again}"
         )
     return name
-
-
-def _alike(trace: Trace) -> tuple[int, float]:
-    """Return the usual length of a run's drafts, and the share of drafts that have it.
-
-    Drafts that are as long as the rest of the output are left out.
-    """
-    rest, whole = Counter[int](), list[int]()
-    drafted = [r.drafted for r in trace.rounds if r.drafted]
-    for r in reversed(trace.rounds):
-        rest[r.sequence] += r.emitted
-        whole += [r.drafted] * (0 < r.drafted < rest[r.sequence] - 1)
-    whole = whole or drafted
-    return max(drafted, default=0), whole.count(max(whole)) / len(whole) if whole else 1.0
 
 
 def _check_alike(what: str, drafts: int, used: int, share: float) -> None:
@@ -168,23 +153,23 @@ def _counts_of(trace: Trace) -> _Counts:
         return _Counts(found.counts.gamma or 0, 1.0, found.counts.steps, 1.0)
     if not whole:
         drafts = sum(r.drafted > 0 for r in trace.rounds)
-        return _Counts(*_alike(trace), drafts, drafts / max(1, len(trace.rounds)))
+        return _Counts(*alike(trace), drafts, drafts / max(1, len(trace.rounds)))
     names = ("steps", "drafts", "drafted", "busy", "drafting")
     steps, drafts, drafted, busy, drafting = (counted.total(whole, name) for name in names)
     used = len(counted.places(whole))
-    alike = None if drafted is None or not drafts or not used else drafted / (drafts * used)
+    whole_share = None if drafted is None or not drafts or not used else drafted / (drafts * used)
     share = min(1.0, drafts / steps) if drafts and steps else 1.0
     if not drafted or not steps or drafting is None or busy is None or busy <= drafting:
-        return _Counts(used, alike, drafts or 0, share)
+        return _Counts(used, whole_share, drafts or 0, share)
     times = (drafting / drafted / 1e9, (busy - drafting) / steps / 1e9)
-    return _Counts(used, alike, drafts or 0, share, *times)
+    return _Counts(used, whole_share, drafts or 0, share, *times)
 
 
 def _of_counts(trace: Trace, metrics: Metrics, plain: Trace | None, given: GivenTimes) -> Basis:
     """Return the basis of a run that tells counts, and perhaps times of drafts and of decoding."""
     counts, levels = _counts_of(trace), metrics.per_level
     what, rate = f"run {trace.header.run_id}", level_rate(levels)
-    if not (metrics.drafted or metrics.accepted or counts.drafts):
+    if metrics.drafted == 0 and not (metrics.accepted or counts.drafts):
         raise UsageError(f"{what} verified no draft: nothing tells how many would be accepted")
     if rate is None or not counts.drafts or not counts.used:
         raise UsageError(

@@ -126,6 +126,7 @@ def test_forms_on_a_gpu_pack_layers_of_bfloat16_in_int4_only(monkeypatch):
     [
         ("3=1GiB", "3 must name a device from 0 to 2; specscope plan takes more"),
         ("cpu=1GiB", "must name a device from 0 to 2"),
+        ("0=1GiB,00=2GiB", "which names device 0 twice; name it once"),
         *((f"0={size}", f"'{size}' must be a size with a unit") for size in ("4", "-1GB", "infGB")),
     ],
 )

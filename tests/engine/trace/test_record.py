@@ -141,6 +141,23 @@ def test_the_span_in_which_a_token_was_drafted(path, events, spans):
     assert [d.draft_span for d in read(path).decisions if d.node >= 0] == [drafts[i] for i in spans]
 
 
+def test_a_dropped_span_verified_nothing(path):
+    with specscope.record(path) as rec:
+        with rec.span("draft"):
+            pass
+        rec.drop(rec.span("verify"))
+        rec.round(drafted=[4], accepted=1, emitted=[4, 5])
+        dropped, ended = rec.span("verify"), rec.span("other")
+        rec.end(ended)
+        rec.drop(dropped)
+        rec.drop(ended)
+        rec.round(drafted=[4], accepted=1, emitted=[4, 5], draft=dropped, verify=dropped)
+        rec.round(emitted=[4], verify=ended)
+    trace = read(path)
+    assert [(r.step, r.span) for r in trace.rounds] == [(1, -1), (2, -1), (3, 3)]
+    assert {d.draft_span for d in trace.decisions if d.step == 2} == {-1}
+
+
 def test_drafts_that_are_thrown_away_unjudged(path):
     with specscope.record(path, devices=DEVICES) as rec:
         rec.prompt(ids=[1, 2])

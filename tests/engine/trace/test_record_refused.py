@@ -45,7 +45,11 @@ REFUSED = [
     (round_([1, 2], q=[0.5]), f"q{OF} has 1 values"),
     (round_(p=[1.5]), "has 1.5; a probability is 0 to 1"),
     (round_(accepted=1, emitted=[]), "emitted no token; give emitted="),
-    (round_([1, 2], [True, False], [1, 3]), "give the number of accepted tok"),
+    (round_([1, 2], [1, 0], [1, 3]), "give the number of accepted tok"),
+    (round_([1, 2], [True, False], [1, 3]), "is [True, False]; give a flat list of whole numbers"),
+    (round_([1], np.array([False]), [1, 3]), "is array([False]); give a flat list of whole numbers"),
+    (lambda rec: rec.round(drafted={7, 8}, emitted=[1]), "give a flat list of whole numbers"),
+    (lambda rec: rec.discard({7: 0.5}), "give a flat list of whole numbers"),
     (round_(q=[[0.5, 0.5]]), "has [0.5, 0.5]; a probability is 0 to 1"),
     (round_(top_q=[[1, 2]]), "is [[1, 2]]; give pairs (id, probability)"),
     (round_(top_p=[[(1, 1.5)]]), "has 1.5; a probability is 0 to 1"),
@@ -59,7 +63,7 @@ REFUSED = [
     (round_(draft=["d"]), f"draft={OF} has 'd'; give what span() returns, or its id"),
     (round_(draft=-2), "has -2; give what span() returns"),
     (round_(verify="v"), "verify= of sequence 0 has 'v'; give what span() returns, or its id"),
-    (round_(time=1.5), "the time of a round is 1.5; give one of time.perf_counter_ns()"),
+    (round_(time=1.5), "the time of a round is 1.5; give a whole number"),
     (span("think"), "the kind of a span is 'think'; give prefill, draft"),
     (span("draft", device="x"), "device 'x' is not among d, t"),
     (span("draft", device="t"), "a draft is work of the drafter, but device 't' has the role target"),
@@ -72,7 +76,8 @@ REFUSED = [
     (lambda rec: rec.prompt([1, 2]), "give a text of whole characters, and token ids as ids="),
     (lambda rec: rec.prompt(None), "give a text of whole characters, and token ids as ids="),
     (lambda rec: rec.discard([1], ahead=-1), "begin 1 before the output's end"),
-    (lambda rec: rec.close("success"), "is 'success'; give running, done"),
+    (lambda rec: rec.close("success"), "is 'success'; give done, "),
+    (lambda rec: rec.close("running"), "is 'running'; give done, "),
 ]  # fmt: skip
 
 
@@ -182,6 +187,36 @@ def test_the_blocks_own_error_is_the_one_to_see(path):
     with pytest.raises(ZeroDivisionError), rec:
         rec.start()
     assert path.read_bytes() == b""
+
+
+def test_an_error_in_a_span_is_the_one_to_see(path):
+    """Also if the span cannot be recorded: here it overlaps one that ended inside."""
+
+    def overlapping(rec):
+        with rec.span("verify"):
+            rec.add("draft", time.perf_counter_ns(), time.perf_counter_ns())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), specscope.record(path) as rec:
+        overlapping(rec)
+    trace = read(path)
+    assert [span.kind for span in trace.spans] == ["draft"]
+    assert (trace.status, trace.footer.error) == ("failed", "ZeroDivisionError:")
+
+
+def test_rounds_of_a_sequence_are_in_the_order_of_their_times(path):
+    with specscope.record(path) as rec:
+        for _ in range(2):
+            rec.prompt(ids=[1])
+        rec.start()
+        begun = time.perf_counter_ns()
+        rec.round(emitted=[5], time=np.int64(begun + 1000))
+        rec.round(emitted=[6], sequence=1, time=begun)
+        with pytest.raises(
+            UsageError, match=r"is 1000 ns before the last one of the sequence; give rounds in"
+        ):
+            rec.round(emitted=[7], time=begun)
+    assert [c.token for c in read(path).commits] == [5, 6]
 
 
 def test_times_of_another_clock_are_refused(path):

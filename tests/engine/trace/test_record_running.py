@@ -185,6 +185,18 @@ def test_a_recording_that_is_off_does_nothing(path, off):
     assert not path.exists()
 
 
+def test_spans_that_no_round_can_name_are_forgotten(path):
+    """Of branches that are named only if they are right; otherwise each round looks at 4,096."""
+    with specscope.record(path, devices=DEVICES) as rec:
+        for i in range(50):
+            with rec.span("branch", "d") as branch:
+                pass
+            with rec.span("verify"):
+                pass
+            rec.round(drafted=[1], accepted=1, emitted=[1, 2], draft=branch if i % 2 else -1)
+            assert len(rec._claims._drafts[0]) <= 1
+
+
 def test_a_span_costs_microseconds_and_nothing_when_off(path):
     """Bounds that a busy machine keeps; `specscope bench` has the figures."""
 

@@ -24,6 +24,8 @@ def params(**more: Any) -> Some:
         allowed_token_ids=None,
         bad_words=None,
         thinking_token_budget=None,
+        trace_decode_token_ids=None,
+        repetition_detection=None,
         eos_token_id=0,
         stop_token_ids=[],
         stop=[],
@@ -88,7 +90,7 @@ class V1:
         self.play = Play()
         self.q = q
         self.input_batch = Some(req_ids=[], vocab_size=VOCAB)
-        self.discard_request_mask = Some(np=np.zeros(8, bool))
+        self.discard_request_mask = Some(np=np.zeros(512, bool))
         self.state = None
 
     def execute_model(self, step: Some, intermediate: Any = None) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace as Some
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 import torch
 
 from specscope.engine.errors import UsageError
+from specscope.engine.trace.appended import Process
 from specscope.engine.trace.trace import Trace
 from specscope.engine.vllm import chances, plugin, sender, watch, writer
 from specscope.engine.vllm.chances import Asked, Rows
@@ -175,16 +179,88 @@ def test_tokens_that_are_sampled_again_end_the_recording(folder):
     assert trace.footer.error == "vLLM was preempted and sampled tokens again after 1 of 2 recorded ones"
 
 
-def test_a_stop_string_is_no_abort_and_names_are_no_paths(folder):
+def test_a_request_whose_first_tokens_were_not_recorded_has_no_file(folder):
+    """Preempted again after its recording had ended: its next token is not the first one."""
+    server = Server(V2(), folder)
+    server.step(Play(a=([], [4])), fed={"a": 2}, news=[new("a", [1, 2], max_tokens=3)])
+    server.step(Play(a=([], [5])))
+    for known in ([1, 2, 4], [1, 2, 4, 6]):
+        server.step(Play(a=([], [6])), fed={"a": 3}, news=[new("a", [1, 2], known=known, max_tokens=3)])
+    (trace,) = server.end()
+    assert (trace.status, trace.token_ids()) == ("failed", [4, 5])
+
+
+@RUNNERS
+def test_each_input_of_a_session_is_a_run(kind, folder):
+    """The same name is told again with a longer prompt: the last one and the kept output."""
+    server = Server(kind(), folder)
+    for prompt, ids in (([1, 2], [4]), ([1, 2, 4, 8], [5]), ([1, 2, 4, 8, 5, 9], [6])):
+        known = prompt if kind is V2 else None
+        server.step(Play(a=([], ids)), fed={"a": 2}, news=[new("a", prompt, known=known)])
+    server.step(None, finished=("a",))
+    traces = server.end()
+    assert [t.header.prompt_ids[0] for t in traces] == [(1, 2), (1, 2, 4, 8), (1, 2, 4, 8, 5, 9)]
+    assert [(t.status, t.token_ids()) for t in traces] == [("done", [4]), ("done", [5]), ("cancelled", [6])]
+
+
+def test_a_forward_with_placeholders_is_a_verification(folder):
+    """Drafts that a grammar refuses are fed as -1: their rows are no prompt's."""
+    server = Server(V1(), folder)
+    server.step(Play(a=([], [4])), fed={"a": 2}, news=[new("a", [1, 2])])
+    server.step(Play(a=([5, -1, -1], [5, 6])), computed={"a": 2})
+    (trace,) = server.end()
+    (forward,) = (s for s in trace.spans if s.step == 1 and s.kind in ("prefill", "verify"))
+    assert (forward.kind, forward.rows, forward.context) == ("verify", 4, 2)
+    assert [(r.drafted, r.accepted, r.span) for r in trace.rounds] == [(1, 1, forward.id)]
+
+
+def test_a_runner_is_freed_with_its_weights(folder):
+    """As after `del llm` where vLLM runs in the process itself; the writer ends, too."""
+    server = Server(V1(), folder)
+    server.step(Play(a=([], [4])), fed={"a": 2}, news=[new("a", [1, 2])])
+    runner, sender_ = weakref.ref(server.runner), server.watch.sender
+    del server
+    gc.collect()
+    assert runner() is None
+    sender_._thread.join(20)
+    assert not sender_._thread.is_alive()
+    assert sender_._process.returncode == 0
+
+
+def test_a_forked_child_ends_without_the_sender(folder, monkeypatch):
+    server = Server(V1(), folder)
+    server.step(Play(a=([], [4])), fed={"a": 2}, news=[new("a", [1, 2])])
+    with monkeypatch.context() as child, server.watch.sender._queue.mutex:  # as its parent's thread held it
+        child.setattr(Process, "token", object())
+        server.watch.sender._exit()
+    (trace,) = server.end()
+    assert trace.token_ids() == [4]
+
+
+def test_more_requests_than_a_process_may_have_files(folder):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    names = [f"r{i}" for i in range(300)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (250, limits[1]))
+    try:
+        server = Server(V1(), folder)
+        play = Play(**{name: ([], [4]) for name in names})
+        server.step(play, fed=dict.fromkeys(names, 2), news=[new(name, [1, 2]) for name in names])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [trace.token_ids() for trace in server.end()] == [[4]] * 300
+
+
+@pytest.mark.parametrize("hidden", [{"stop": ["."]}, {"repetition_detection": object()}])
+def test_a_stop_string_is_no_abort_and_names_are_no_paths(folder, hidden):
     server = Server(V1(), folder)
     name = "../../" + "x" * 300 + "\n"
-    server.step(Play(**{name: ([], [4])}), fed={name: 2}, news=[new(name, [1, 2], stop=["."])])
+    server.step(Play(**{name: ([], [4])}), fed={name: 2}, news=[new(name, [1, 2], **hidden)])
     server.step(None, finished=(name,))
     (trace,) = server.end()
     assert trace.status == "done"
     (path,) = folder.parent.rglob("*.jsonl")
     assert path.parent == folder
-    assert re.fullmatch(r"\d{8}-\d{6}-\d+-000001-_x{79}\.jsonl", path.name)
+    assert re.fullmatch(r"\d{8}-\d{12}-\d+-000001-_x{79}\.jsonl", path.name)
 
 
 @RUNNERS
@@ -261,7 +337,7 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("specscope.engine.trace.appended.Lines._append", full)
     about = plugin.about(worker(V1())().vllm_config, "cpu")
     told = TOLD | {
-        "new": [{"name": "a", "prompt": [1], "known": 0, "sampling": {"temperature": 0}, "stops": [], "strings": False, "most": 9}],
+        "new": [{"name": "a", "prompt": [1], "known": 0, "sampling": {"temperature": 0}, "stops": [], "hidden": False, "most": 9}],
         "fed": {"a": [1, 0]},
         "spans": [["forward", 1, 2]],
     }  # fmt: skip
@@ -361,9 +437,10 @@ def test_p_is_of_the_request_s_settings(asked, expected):
         assert row.tolist() == pytest.approx(expected)
 
 
-def test_settings_that_shape_p_otherwise_leave_it_unknown(folder):
+@pytest.mark.parametrize("more", [{"presence_penalty": 0.5}, {"trace_decode_token_ids": [4]}])
+def test_settings_that_shape_p_otherwise_leave_it_unknown(folder, more):
     server = Server(V1(), folder)
-    news = [new("a", [1, 2], presence_penalty=0.5), new("b", [3, 4])]
+    news = [new("a", [1, 2], **more), new("b", [3, 4])]
     server.step(Play(a=([], [4]), b=([], [4])), fed={"a": 2, "b": 2}, news=news)
     server.step(Play(a=([], [4]), b=([], [4])))
     found = by_prompt(server.end())
