@@ -241,12 +241,12 @@ class Model:
         return 2 * self.dim * (self.attention_width + self.kv_heads * self.head_dim)
 
     @property
-    def layer_weights(self) -> int:
+    def layer_weights(self) -> float:
         """Weights of one layer: attention and MLP; of a mixture with all experts."""
         return self.attention_weights + self._mlp_weights(self.experts)
 
     @property
-    def weights(self) -> int:
+    def weights(self) -> float:
         """Weights of all layers and the output head: what one forward of many rows reads."""
         return self.layers * self.layer_weights + self.vocab * self.dim
 

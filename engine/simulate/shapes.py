@@ -11,10 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specscope.engine.errors import UsageError, shown
+from specscope.engine.errors import UsageError, plain_name, shown
+from specscope.engine.model.families import Mixture
+from specscope.engine.model.shape import ModelShape
 
 if TYPE_CHECKING:
-    from specscope.engine.model.shape import ModelShape
     from specscope.engine.simulate.roofline import Model
 
 _FOLDER = Path(__file__).parents[2] / "assets"
@@ -27,14 +28,13 @@ def data(name: str) -> dict[str, Any]:
 
 def with_card(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a profile's `[hardware]` with the numbers of the card and the engine that it names."""
-    own = dict(table)
-    if "card" not in own:
-        return own
-    gpus = data("gpus")
-    card = _one_of(gpus["cards"], own.pop("card"), "hardware.card")
-    engine = _one_of(gpus["engines"], own.pop("engine", "graphs"), "hardware.engine")
-    plain = {key: value for key, value in card.items() if key != "link"}
-    return {**plain, **gpus["links"][card["link"]], **engine, **own}
+    own, gpus, found = dict(table), data("gpus"), dict[str, Any]()
+    if "card" in own:
+        found = dict(_one_of(gpus["cards"], own.pop("card"), "hardware.card"))
+        found |= gpus["links"][found.pop("link")] | gpus["engines"]["graphs"]
+    if "engine" in own:
+        found |= _one_of(gpus["engines"], own.pop("engine"), "hardware.engine")
+    return found | own
 
 
 def with_shape(table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -68,14 +68,11 @@ def _of_config(path: Path) -> dict[str, Any]:
                 "same experts in all layers: give layers, dim and ffn instead of the shape"
             )
         sizes |= {"experts": mixture.experts, "experts_per_token": mixture.used, "expert_ffn": mixture.inner}
-    return {"title": shown(path.parent.name or path.name).strip("'"), "source": str(path), **sizes}
+    return {"title": plain_name(path.parent.name or path.stem), "source": str(path), **sizes}
 
 
 def model_shape(model: Model) -> ModelShape:
     """Return a profile's model as a decoder's shape, from which the bytes of its parts follow."""
-    from specscope.engine.model.families import Mixture
-    from specscope.engine.model.shape import ModelShape
-
     layers, mixture = model.layers, None
     if model.experts:
         sizes = model.experts, model.experts_per_token, model.expert_ffn
