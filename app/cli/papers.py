@@ -78,7 +78,9 @@ def _forwards(args: argparse.Namespace) -> int:
     if args.paper or args.output is not None:
         raise UsageError("--forwards prints one table of all sources; leave --paper and -o out")
     found = sources()
-    common.answer(args, {"forwards": [source.to_dict() for source in found]}, table_lines(found, rows=args.rows))
+    common.answer(
+        args, {"forwards": [source.to_dict() for source in found]}, table_lines(found, rows=args.rows)
+    )
     return 0
 
 

@@ -71,9 +71,11 @@ def stored_size(shape: ModelShape, bits: float, itemsize: int, split: Split | No
     """Return the bytes of a shape, or of its part on one device, as a server's files hold it.
 
     Matrices of layers have `bits` bits a number; embeddings, LM head, norms, keys and values have
-    `itemsize` bytes.
+    `itemsize` bytes. Ranks share the embeddings, too, as servers do and this engine does not.
     """
-    part, span, tensors, _ = _tensors(shape, split or Split())
+    part, span, tensors, head = _tensors(shape, split or Split())
+    if EMBEDDING in tensors:
+        tensors[EMBEDDING] = head
     counts = {True: 0, False: 0}
     for name, size in tensors.items():
         counts[len(size) == 2 and name.startswith("model.layers.")] += math.prod(size)

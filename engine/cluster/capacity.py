@@ -68,7 +68,7 @@ def check_capacity(latency: Latency, assigned: Assigned, need: Need) -> None:
     cards = kept(latency, assigned, need)
     card, models = max(cards.items(), key=lambda item: _total(item[1]))
     if _total(models) > memory:
-        size = f"{need.sequences} × {need.tokens:,} tokens"
+        size = f"{need.sequences} × {need.tokens:,} tokens, room for drafts included"
         raise OutOfMemory(
             f"{card} would hold {' and '.join(map(str, models))} for {size}, {megabytes(_total(models))} in all; "
             f"{latency.hardware.name} has {megabytes(memory)}; {_advice(models, need, memory)}"
@@ -103,8 +103,9 @@ def _parts(role: str, model: Model, assignment: Assignment, need: Need) -> Itera
         names = [device.name for device in assignment.devices_of(role)]
         sizes = [_layer_parallel(model, len(names))] * len(names)
     else:
-        places = assignment.cards or assignment.devices_of(role)
-        names = [device.name for device in places[: model.gpus]]
+        names = [device.name for device in assignment.cards or assignment.devices_of(role)]
+        if len(names) > model.gpus:  # a drafter on its target's cards: layers on all of them
+            model = replace(model, split="layers")
         sizes = spread(model, len(names))
     for number, (name, size) in enumerate(zip(names, sizes, strict=False)):
         with_logits = model.split == "tensor" or number == len(sizes) - 1
@@ -122,14 +123,16 @@ def spread(model: Model, gpus: int) -> list[Size]:
     """Return the bytes of a model on each of so many GPUs, split as the model says."""
     shape, bits = model_shape(model), WEIGHT_BITS[model.dtype]
     count = gpus if model.split == "tensor" else min(gpus, model.layers)
-    splits = [Split(rank=i, ways=count) if model.split == "tensor" else Split((i, count)) for i in range(count)]
+    splits = [
+        Split(rank=i, ways=count) if model.split == "tensor" else Split((i, count)) for i in range(count)
+    ]
     return [stored_size(shape, bits, model.element, split) for split in splits]
 
 
 def _layer_parallel(model: Model, ranks: int) -> Size:
-    """Return the bytes of a drafter on each of the devices that share its attention (EasySpec, 3.1).
+    """Return the bytes of a drafter on each device that shares its attention (EasySpec, 3.1).
 
-    Each has a copy of all MLPs, and the attention of its own layers.
+    Each has all MLPs, and the attention of its own layers.
     """
     (whole,), own = spread(model, 1), ceil(model.layers / ranks)
     others = (model.layers - own) * model.attention_weights * WEIGHT_BITS[model.dtype] / 8
@@ -168,7 +171,10 @@ def _advice(models: Sequence[Kept], need: Need, memory: int) -> str:
 
     def fits(model: Model, gpus: int) -> bool:
         sizes = spread(model, gpus)
-        return all(_kept(model, size, need, with_logits=True, head=need.head).total + others <= memory for size in sizes)
+        return all(
+            _kept(model, size, need, with_logits=True, head=need.head).total + others <= memory
+            for size in sizes
+        )
 
     model = largest.model
     bits = WEIGHT_BITS[model.dtype]
@@ -178,4 +184,6 @@ def _advice(models: Sequence[Kept], need: Need, memory: int) -> str:
     more = [n for n in (2, 4, 8, 16) if n > model.gpus]
     if gpus := next((n for n in more if fits(model, n)), 0):
         found.append(f"{model.title} on {gpus} GPUs")
-    return f"what fits: {', or '.join(found)}" if found else "nothing smaller of it fits: take a smaller model"
+    return (
+        f"what fits: {', or '.join(found)}" if found else "nothing smaller of it fits: take a smaller model"
+    )

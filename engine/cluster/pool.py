@@ -196,11 +196,10 @@ class Pool:
         """Return what models take; nothing with a profile, whose devices hold none."""
         return [] if self.profile else [*map(self.part, models)]
 
-    def assign(self, layout: Layout, need: Need | None = None) -> Assigned:
+    def assign(self, layout: Layout) -> Assigned:
         """Give drafters the first devices and targets the next ones.
 
-        Without a drafter the first target gets the second device, if there is one. `need` is the
-        size of a run, which a profile's cards must have room for.
+        Without a drafter the first target gets the second device, if there is one.
 
         Raises:
             UsageError: There are too few devices, or the layout does not go with a split model.
@@ -208,8 +207,13 @@ class Pool:
         """
         assigned = self._assigned(layout)
         if self.latency is not None:
-            check_capacity(self.latency, assigned, need or Need())
+            check_capacity(self.latency, assigned, Need())
         return assigned
+
+    def check_run(self, layout: Layout, need: Need) -> None:
+        """Check that a profile's cards have room for a run of this size (OutOfMemory)."""
+        if self.latency is not None:
+            check_capacity(self.latency, self.assign(layout), need)
 
     def _assigned(self, layout: Layout) -> Assigned:
         if layout.needs_drafter and self.undrafted:

@@ -192,7 +192,7 @@ class Cluster:
         begin = request.begin(self.placement.vocab_size, next(self._numbers))
         self.placement.check_caches(workers, request.size(begin))
         need = Need(begin.slots, begin.capacity, request.head.config if request.head else None)
-        self.placement.pool.assign(request.layout, need)
+        self.placement.pool.check_run(request.layout, need)
         clocks = aligned_clocks(workers.members, self.placement.clock_errors)
         recording = Recording(self._header(request, workers, clocks), listener)
         execution = Execution(request, self.pair, self._pieces, workers, begin, recording, cancel)

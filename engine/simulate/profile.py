@@ -16,9 +16,9 @@ from typing import Any
 
 from specscope.engine.errors import UsageError, one_line
 from specscope.engine.files import read_text
+from specscope.engine.model.fields import MOST_EXPERT_LAYERS
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.records import MOST_GPUS, check_name, keys, record, records, value
-from specscope.engine.model.fields import MOST_EXPERT_LAYERS
 from specscope.engine.simulate.roofline import SPLITS, WEIGHT_BITS, Grid, Hardware, Model
 from specscope.engine.simulate.shapes import with_card, with_shape
 
@@ -242,7 +242,9 @@ def _check_experts(where: str, shape: _Shape) -> None:
     if experts and not shape.expert_ffn:
         raise UsageError(f"{where}.expert_ffn is missing; the model has {experts} experts in a layer")
     if used > max(1, experts):
-        raise UsageError(f"{where}.experts_per_token is {used}; it must be at most {max(1, experts)}, the experts")
+        raise UsageError(
+            f"{where}.experts_per_token is {used}; it must be at most {max(1, experts)}, the experts"
+        )
     if experts * shape.layers > MOST_EXPERT_LAYERS:
         raise UsageError(
             f"{where}.experts is {experts} in {shape.layers} layers; all layers together may have at most "

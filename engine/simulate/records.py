@@ -77,7 +77,7 @@ def records(
     key: str,
     whole: Callable[[Table, str], Table] = lambda table, _: table,
 ) -> dict[str, Record]:
-    """Return the dataclasses of a table of tables; `whole` adds what a table does not say itself."""
+    """Return the dataclasses of a table of tables; `whole` adds what a table does not say."""
     rows = value(document[key], dict, key)
     if len(rows) > MOST_TABLES:
         raise UsageError(f"{key} has {len(rows)} tables; there may be at most {MOST_TABLES}")

@@ -131,7 +131,7 @@ def _line(xs: Axis, ys: Sequence[float], x: float) -> float:
 
 
 WEIGHT_BITS = {"bfloat16": 16, "float16": 16, "float32": 32, "fp8": 8, "int8": 8, "int4": 4.25}
-"""Bits of a weight in a layer's matrices; int4 has a scale and a zero of 16 bits for 128 weights."""
+"""Bits of a weight in a layer's matrices; int4 has two numbers of 16 bits for 128 weights."""
 
 SPLITS = ("layers", "tensor")
 """Distribution of a model over GPUs: whole layers on each, or a share of every layer on each."""
@@ -268,7 +268,9 @@ class Model:
 
     def experts_read(self, rows: int) -> float:
         """Return how many of a layer's experts so many rows use, if they choose them evenly."""
-        return self.experts * (1 - (1 - self.experts_per_token / self.experts) ** rows) if self.experts else 0.0
+        return (
+            self.experts * (1 - (1 - self.experts_per_token / self.experts) ** rows) if self.experts else 0.0
+        )
 
     def forward_us(self, hardware: Hardware, rows: int, context: int, batch: int = 1) -> float:
         if self.measured is not None:
@@ -331,7 +333,11 @@ class Model:
         """Return the microseconds of one layer without transfers."""
         launches = self._launch_known(hardware)
         own = self.attention_weights
-        weights = own + self._mlp_weights(self.experts_read(rows)), own + self._mlp_weights(self.experts_per_token), 0
+        weights = (
+            own + self._mlp_weights(self.experts_read(rows)),
+            own + self._mlp_weights(self.experts_per_token),
+            0,
+        )
         busy = self._matrices_us(hardware, weights, 1, rows, context, batch)
         return launches + busy + self._cache_us(hardware, rows, context) / self.layers
 
@@ -348,7 +354,7 @@ class Model:
         context: int,
         batch: int,
     ) -> float:
-        """Return the microseconds of matrices: weights read, those that a row uses, and the head's."""
+        """Return the microseconds of matrices: weights read, those a row uses, and the head's."""
         read, used, head = weights
         bandwidth = hardware.stream_us(read * WEIGHT_BITS[self.dtype] / 8 + head * self.element)
         attended = 4 * layers * self.attention_width * rows * _keys(rows, context, batch)
@@ -357,8 +363,7 @@ class Model:
         return max(bandwidth, compute) / self._gpus_per_layer
 
     def _cache_us(self, hardware: Hardware, rows: int, context: int) -> float:
-        """Return the microseconds to read keys and values; GPUs beyond the KV heads share none."""
-        return hardware.stream_us(self.kv_bytes * (context + rows)) / min(self._gpus_per_layer, self.kv_heads)
+        return hardware.stream_us(self.kv_bytes * (context + rows)) / self._gpus_per_layer
 
     def _hops_us(self, hardware: Hardware, rows: int) -> float:
         if self.gpus == 1:

@@ -44,7 +44,7 @@ def with_shape(table: Mapping[str, Any], where: str) -> dict[str, Any]:
         return own
     name = own.pop("shape")
     if isinstance(name, str) and name.endswith(".json"):
-        return {**_of_config(Path(name)), **own}
+        return {**_of_config(Path(name), where), **own}
     return {**_one_of(data("shapes"), name, f"{where}shape", " or the path of a config.json"), **own}
 
 
@@ -54,9 +54,11 @@ def _one_of(table: Mapping[str, Any], name: object, where: str, other: str = "")
     return table[name]
 
 
-def _of_config(path: Path) -> dict[str, Any]:
+def _of_config(path: Path, where: str) -> dict[str, Any]:
     from specscope.engine.checkpoints.sizes import shape_of  # torch takes seconds
 
+    if not path.is_file():
+        raise UsageError(f"{where}shape is {shown(str(path))}; there is no such file")
     shape = shape_of(path)
     sizes: dict[str, Any] = {"layers": shape.layers, "dim": shape.width, "ffn": shape.inner}
     sizes |= {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}

@@ -33,7 +33,7 @@ class Forward(NamedTuple):
 
 
 class _Case(NamedTuple):
-    """A forward: rows of each sequence, and how many sequences; `engine` in place of the source's."""
+    """A forward: rows of each sequence, and sequences; `engine` replaces the source's."""
 
     name: str
     model: Model
@@ -63,7 +63,13 @@ class Source:
     def to_dict(self) -> dict[str, Any]:
         rows = [f._asdict() | {"difference": round(f.difference, 4)} for f in self.forwards]
         worst = {"name": self.worst.name, "difference": round(self.worst.difference, 4)}
-        return {"source": self.title, "median": round(self.error, 4), "worst": worst, "why": self.why, "rows": rows}
+        return {
+            "source": self.title,
+            "median": round(self.error, 4),
+            "worst": worst,
+            "why": self.why,
+            "rows": rows,
+        }
 
 
 def sources() -> list[Source]:
@@ -153,7 +159,9 @@ def _nano(*, short: bool) -> Iterator[_Case]:
             family, _, models = pair.rpartition(" ")
             shape = _DATA["nano"][f"{family} {models.split('/')[1]}"]
             batch = int(batch.removeprefix("batch "))
-            yield _Case(name, _shape({"shape": shape}, _DATA["nano"]["gpus"]), 1e3 * batch / row[2], batch=batch)
+            yield _Case(
+                name, _shape({"shape": shape}, _DATA["nano"]["gpus"]), 1e3 * batch / row[2], batch=batch
+            )
 
 
 def _ssd() -> Iterator[_Case]:
@@ -193,7 +201,9 @@ def table_lines(found: Sequence[Source], *, rows: bool) -> Iterator[str]:
     for source in found:
         numbers_of = f"{len(source.forwards):>9}{source.error:>8.0%}{source.worst.difference:>+8.0%}"
         yield f"{source.title:72}{numbers_of}"
-        yield from [f"    {source.why}"] if source.error > LARGE or abs(source.worst.difference) > 2 * LARGE else []
+        yield from (
+            [f"    {source.why}"] if source.error > LARGE or abs(source.worst.difference) > 2 * LARGE else []
+        )
         for forward in source.forwards if rows else ():
             ms = f"{forward.published:>10.2f} ms{forward.ours:>10.2f} ms{forward.difference:>+8.0%}"
             yield f"    {forward.name:64}{ms}"
