@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -68,7 +69,7 @@ def check_capacity(latency: Latency, assigned: Assigned, need: Need) -> None:
     cards = kept(latency, assigned, need)
     card, models = max(cards.items(), key=lambda item: _total(item[1]))
     if _total(models) > memory:
-        size = f"{need.sequences} × {need.tokens:,} tokens, room for drafts included"
+        size = f"{need.sequences} × {need.tokens:,} tokens, drafts included" if need.tokens > 1 else "one token"
         raise OutOfMemory(
             f"{card} would hold {' and '.join(map(str, models))} for {size}, {megabytes(_total(models))} in all; "
             f"{latency.hardware.name} has {megabytes(memory)}; {_advice(models, need, memory)}"
@@ -88,8 +89,9 @@ def unchecked(latency: Latency | None) -> str:
 def kept(latency: Latency, assigned: Assigned, need: Need) -> dict[str, list[Kept]]:
     """Return card -> what each model keeps there, for the assignments of a layout."""
     cards = defaultdict[str, list[Kept]](list)
-    for role, model in (("target", latency.target), ("drafter", latency.drafter)):
-        for assignment in assigned.get(role, ()) if model else ():
+    models = {"target": latency.target} | ({"drafter": latency.drafter} if latency.drafter else {})
+    for role, model in models.items():
+        for assignment in assigned.get(role, ()):
             for card, part in _parts(role, model, assignment, need):
                 cards[card].append(part)
     return cards
@@ -101,7 +103,7 @@ def _parts(role: str, model: Model, assignment: Assignment, need: Need) -> Itera
         sizes = spread(replace(model, split="layers"), len(names))
     elif assignment.lanes and role == "drafter":
         names = [device.name for device in assignment.devices_of(role)]
-        sizes = [_layer_parallel(model, len(names))] * len(names)
+        sizes = (_layer_parallel(model, len(names)),) * len(names)
     else:
         names = [device.name for device in assignment.cards or assignment.devices_of(role)]
         if len(names) > model.gpus:  # a drafter on its target's cards: layers on all of them
@@ -119,14 +121,15 @@ def _kept(model: Model, size: Size, need: Need, *, with_logits: bool, head: Head
     return Kept(model, weights, need.sequences * need.tokens * size.per_token, 4 * rows * model.vocab)
 
 
-def spread(model: Model, gpus: int) -> list[Size]:
+@lru_cache(maxsize=256)
+def spread(model: Model, gpus: int) -> tuple[Size, ...]:
     """Return the bytes of a model on each of so many GPUs, split as the model says."""
     shape, bits = model_shape(model), WEIGHT_BITS[model.dtype]
     count = gpus if model.split == "tensor" else min(gpus, model.layers)
     splits = [
         Split(rank=i, ways=count) if model.split == "tensor" else Split((i, count)) for i in range(count)
     ]
-    return [stored_size(shape, bits, model.element, split) for split in splits]
+    return tuple(stored_size(shape, bits, model.element, split) for split in splits)
 
 
 def _layer_parallel(model: Model, ranks: int) -> Size:

@@ -86,7 +86,7 @@ def test_a_run_whose_cache_does_not_fit_is_refused(tmp_path: Path):
     with specscope.open("bundled", profile=small, tokens="bernoulli:0.7") as cluster:
         cluster.run("speculative", "Hi", max_new_tokens=4)
         with pytest.raises(
-            OutOfMemory, match=r"for 1 × 5\d\d tokens, room.*what fits: 1 × \d+ tokens"
+            OutOfMemory, match=r"for 1 × 5\d\d tokens, drafts included.*what fits: 1 × \d+ tokens"
         ) as caught:
             cluster.run("speculative", "Hi", max_new_tokens=480)
     tokens = int(str(caught.value).rpartition("1 × ")[2].split()[0])

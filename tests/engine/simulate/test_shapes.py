@@ -51,19 +51,19 @@ def test_bytes_by_hand():
     # Llama 3.1 8B. Layer: 2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336 = 218,103,808; two norms.
     # Embeddings and head: 2 * 128,256 * 4096; a last norm.
     matrices, rest = 32 * 218_103_808, 2 * 128_256 * 4096 + 65 * 4096
-    assert spread(model("llama-3.1-8b"), 1) == [(2 * (matrices + rest), 2 * 32 * 8 * 128 * 2)]
-    assert spread(model("llama-3.1-8b", "fp8"), 1) == [(matrices + 2 * rest, 131_072)]
-    assert spread(model("llama-3.1-8b", "int4"), 1) == [(matrices * 17 // 32 + 2 * rest, 131_072)]
+    assert spread(model("llama-3.1-8b"), 1) == ((2 * (matrices + rest), 2 * 32 * 8 * 128 * 2),)
+    assert spread(model("llama-3.1-8b", "fp8"), 1) == ((matrices + 2 * rest, 131_072),)
+    assert spread(model("llama-3.1-8b", "int4"), 1) == ((matrices * 17 // 32 + 2 * rest, 131_072),)
     # Mixtral 8x7B. Layer: 2 * 4096 * (4096 + 1024), a router of 4096 * 8, 8 * 3 * 4096 * 14336.
     layer = 41_943_040 + 32_768 + 8 * 176_160_768
     whole = 32 * layer + 2 * 32_000 * 4096 + 65 * 4096
-    assert spread(model("mixtral-8x7b"), 1) == [(2 * whole, 131_072)]
+    assert spread(model("mixtral-8x7b"), 1) == ((2 * whole, 131_072),)
 
 
 def test_parts_by_hand():
     """Each of two ranks has half of all matrices and embeddings, and all norms; stages layers."""
     rank = 2 * (32 * 218_103_808 // 2 + 128_256 * 4096 + 65 * 4096)
-    assert spread(model("llama-3.1-8b", gpus=2), 2) == [(rank, 65_536)] * 2
+    assert spread(model("llama-3.1-8b", gpus=2), 2) == ((rank, 65_536),) * 2
     first, last = spread(model("llama-3.1-8b", split="layers"), 2)
     (whole,) = spread(model("llama-3.1-8b"), 1)
     assert first.weights + last.weights == whole.weights + 2 * 4096  # the last norm is counted in both
