@@ -61,11 +61,11 @@ class Source:
         return max(self.forwards, key=lambda forward: abs(forward.difference))
 
     def to_dict(self) -> dict[str, Any]:
-        rows = [f._asdict() | {"difference": round(f.difference, 4)} for f in self.forwards]
-        worst = {"name": self.worst.name, "difference": round(self.worst.difference, 4)}
+        rows = [f._asdict() | {"difference": round(f.difference, 6)} for f in self.forwards]
+        worst = {"name": self.worst.name, "difference": round(self.worst.difference, 6)}
         return {
             "source": self.title,
-            "median": round(self.error, 4),
+            "median": round(self.error, 6),
             "worst": worst,
             "why": self.why,
             "rows": rows,
@@ -153,15 +153,13 @@ def _ems() -> Iterator[_Case]:
 
 
 def _nano(*, short: bool) -> Iterator[_Case]:
-    for name, row in numbers("outside")["nano-PEARL, H200"].items():
+    outside = numbers("outside")
+    for name, row in outside["nano-PEARL, H200"].items():
         if name != "columns" and ("AIME" in name) == short:
             pair, _, batch = name.split(", ")
             family, _, models = pair.rpartition(" ")
-            shape = _DATA["nano"][f"{family} {models.split('/')[1]}"]
-            batch = int(batch.removeprefix("batch "))
-            yield _Case(
-                name, _shape({"shape": shape}, _DATA["nano"]["gpus"]), 1e3 * batch / row[2], batch=batch
-            )
+            shape, batch = outside["shapes"][family][models.split("/")[1]], int(batch.removeprefix("batch "))
+            yield _Case(name, _shape({"shape": shape}, gpus=2), 1e3 * batch / row[2], batch=batch)
 
 
 def _ssd() -> Iterator[_Case]:
