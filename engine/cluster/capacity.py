@@ -47,14 +47,22 @@ class Kept(NamedTuple):
     weights: int
     cache: int
     logits: int
+    head: int
+    """The drafting head."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.logits
+        return self.weights + self.cache + self.logits + self.head
 
     def __str__(self) -> str:
-        sums = f"weights {megabytes(self.weights)} + keys and values {megabytes(self.cache)}"
-        return f"{self.model.title} in {self.model.dtype} ({sums} + logits {megabytes(self.logits)})"
+        parts = {
+            "weights": self.weights,
+            "keys and values": self.cache,
+            "logits": self.logits,
+            "head": self.head,
+        }
+        sums = " + ".join(f"{name} {megabytes(size)}" for name, size in parts.items() if size)
+        return f"{self.model.title} in {self.model.dtype} ({sums})"
 
 
 def check_capacity(latency: Latency, assigned: Assigned, need: Need) -> None:
@@ -69,7 +77,9 @@ def check_capacity(latency: Latency, assigned: Assigned, need: Need) -> None:
     cards = kept(latency, assigned, need)
     card, models = max(cards.items(), key=lambda item: _total(item[1]))
     if _total(models) > memory:
-        size = f"{need.sequences} × {need.tokens:,} tokens, drafts included" if need.tokens > 1 else "one token"
+        size = (
+            f"{need.sequences} × {need.tokens:,} tokens, drafts included" if need.tokens > 1 else "one token"
+        )
         raise OutOfMemory(
             f"{card} would hold {' and '.join(map(str, models))} for {size}, {megabytes(_total(models))} in all; "
             f"{latency.hardware.name} has {megabytes(memory)}; {_advice(models, need, memory)}"
@@ -77,8 +87,13 @@ def check_capacity(latency: Latency, assigned: Assigned, need: Need) -> None:
 
 
 def unchecked(latency: Latency | None) -> str:
-    """Return that nothing checks a profile's models, where the memory of its cards is unknown."""
+    """Return that nothing checks a profile's models, where the memory of its cards is unknown.
+
+    Models whose forwards were measured there fit.
+    """
     if latency is None or latency.hardware.memory_gib is not None:
+        return ""
+    if all(model.measured for model in (latency.target, latency.drafter) if model):
         return ""
     return (
         f"the profile does not say how much memory {latency.hardware.name} has (hardware.memory_gib), so nothing checks "
@@ -111,25 +126,24 @@ def _parts(role: str, model: Model, assignment: Assignment, need: Need) -> Itera
         sizes = spread(model, len(names))
     for number, (name, size) in enumerate(zip(names, sizes, strict=False)):
         with_logits = model.split == "tensor" or number == len(sizes) - 1
-        head = need.head if role == "target" and with_logits else None
+        head = head_bytes(model, need.head) if need.head and role == "target" and with_logits else 0
         yield name, _kept(model, size, need, with_logits=with_logits, head=head)
 
 
-def _kept(model: Model, size: Size, need: Need, *, with_logits: bool, head: HeadConfig | None) -> Kept:
+def _kept(model: Model, size: Size, need: Need, *, with_logits: bool, head: int) -> Kept:
     rows = need.sequences * LOGIT_ROWS if with_logits else 0
-    weights = size.weights + (head_bytes(model, head) if head else 0)
-    return Kept(model, weights, need.sequences * need.tokens * size.per_token, 4 * rows * model.vocab)
+    cache = need.sequences * need.tokens * size.per_token
+    return Kept(model, size.weights, cache, 4 * rows * model.vocab, head)
 
 
 @lru_cache(maxsize=256)
 def spread(model: Model, gpus: int) -> tuple[Size, ...]:
     """Return the bytes of a model on each of so many GPUs, split as the model says."""
     shape, bits = model_shape(model), WEIGHT_BITS[model.dtype]
-    count = gpus if model.split == "tensor" else min(gpus, model.layers)
-    splits = [
-        Split(rank=i, ways=count) if model.split == "tensor" else Split((i, count)) for i in range(count)
-    ]
-    return tuple(stored_size(shape, bits, model.element, split) for split in splits)
+    if model.split == "tensor":  # all ranks are of one size
+        return (stored_size(shape, bits, model.element, Split(ways=gpus)),) * gpus
+    count = min(gpus, model.layers)
+    return tuple(stored_size(shape, bits, model.element, Split((i, count))) for i in range(count))
 
 
 def _layer_parallel(model: Model, ranks: int) -> Size:
@@ -175,7 +189,7 @@ def _advice(models: Sequence[Kept], need: Need, memory: int) -> str:
     def fits(model: Model, gpus: int) -> bool:
         sizes = spread(model, gpus)
         return all(
-            _kept(model, size, need, with_logits=True, head=need.head).total + others <= memory
+            _kept(model, size, need, with_logits=True, head=largest.head).total + others <= memory
             for size in sizes
         )
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specscope
+from specscope.app.named import able
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster.capacity import Need, head_bytes, kept, spread
 from specscope.engine.cluster.options import Options
@@ -124,7 +125,11 @@ def test_models_that_share_cards_are_summed(tmp_path: Path):
     assert head_bytes(target, head) >= 2 * squares
     (beside,) = kept(eight.latency, eight.assign(Layout(Separate(drafters=0))), Need(head=head))["gpu0"]
     (alone,) = kept(eight.latency, eight.assign(Layout(Separate(drafters=0))), Need())["gpu0"]
-    assert beside.weights - alone.weights == head_bytes(target, head)
+    assert beside.total - alone.total == beside.head == head_bytes(target, head)
+    with specscope.open("bundled", profile="8xA100", profile_pair="qwen2-7-72-tp2") as cluster:
+        keys, left_out = able(["speculative", "easyspec"], cluster)
+    assert keys == ["speculative"]
+    assert left_out["easyspec"].startswith("gpu0 would hold Qwen2 72B")
 
 
 def test_a_profile_without_memory_says_that_nothing_is_checked():
