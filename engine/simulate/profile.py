@@ -17,9 +17,10 @@ from typing import Any
 from specscope.engine.errors import UsageError, one_line
 from specscope.engine.files import read_text
 from specscope.engine.model.fields import MOST_EXPERT_LAYERS
+from specscope.engine.simulate.grid import Grid
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.records import MOST_GPUS, check_name, keys, record, records, value
-from specscope.engine.simulate.roofline import SPLITS, WEIGHT_BITS, Grid, Hardware, Model
+from specscope.engine.simulate.roofline import SPLITS, WEIGHT_BITS, Hardware, Model
 from specscope.engine.simulate.shapes import with_card, with_shape
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
