@@ -112,8 +112,11 @@ def test_models_that_share_cards_are_summed(tmp_path: Path):
     eight = pool("8xA100", "llama-3-8-70-tp8")
     parts = kept(eight.latency, eight.assign(Layout(LayerParallel(4))), Need())
     assert [len(parts[f"gpu{i}"]) for i in range(8)] == [2] * 4 + [1] * 4
-    (whole,), shared = spread(eight.latency.drafter, 1), parts["gpu0"][-1]
-    assert whole.weights - shared.weights == 24 * 2 * 2 * 4096 * (4096 + 1024)  # 24 of 32 layers' attention
+    (whole,), part = spread(eight.latency.drafter, 1), parts["gpu0"][-1]
+    assert whole.weights - part.weights == 24 * 2 * 2 * 4096 * (4096 + 1024)  # 24 of 32 layers' attention
+    two = pool("8xA100", "llama-3-8-70-tp2")  # 70.6 + 16.1 GB do not fit one card, in halves they do
+    shared = kept(two.latency, two.assign(both), Need())
+    assert {card: len(models) for card, models in shared.items()} == {"gpu1": 2, "gpu2": 2}
     with pytest.raises(OutOfMemory, match=r"Qwen2 72B .* on 4 GPUs"):
         pool("8xA100", "qwen2-7-72-tp2").assign(Layout(LayerParallel(4)))
     four = pool("pearl-4xA100")

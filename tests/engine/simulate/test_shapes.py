@@ -87,6 +87,18 @@ def test_a_forward_of_data_sheets_by_hand():
     assert found == pytest.approx(streaming + 80 * 66 + 300 + waits, rel=1e-9)
 
 
+def test_products_of_fp8_have_the_cards_own_peak_and_int4_is_unpacked():
+    """4,096 rows of Llama 3.1 8B: matrices at 1,979, attention and the head at 989 TFLOPS."""
+    head, attended = 2 * 128_256 * 4096 * 4096, 4 * 32 * 4096 * 4096 * (4096 + 1) / 2
+    layers, cache = 2 * 32 * 218_103_808 * 4096, 4096 * 131_072 / 3350e3
+    for dtype, peak in (("fp8", 1979e6), ("int8", 1979e6), ("int4", 989e6), ("bfloat16", 989e6)):
+        found = model("llama-3.1-8b", dtype).roofline_us(card(), 4096, 0)
+        assert found == pytest.approx(layers / peak + (head + attended) / 989e6 + cache, rel=1e-9)
+    assert model("llama-3.1-8b", "fp8").roofline_us(card("A100-80G"), 4096, 0) == pytest.approx(
+        (layers + head + attended) / 312e6 + 4096 * 131_072 / 2039e3, rel=1e-9
+    )
+
+
 SIZES = st.sampled_from([64, 128, 192, 1024, 2880, 4096, 8192])
 
 
