@@ -17,7 +17,7 @@ from typing import NamedTuple
 from specscope.engine.checkpoints.progress import megabytes
 from specscope.engine.checkpoints.sizes import Size, Split, stored_size
 from specscope.engine.cluster.assignment import Assigned, Assignment
-from specscope.engine.errors import OutOfMemory
+from specscope.engine.errors import OutOfMemory, plain_name
 from specscope.engine.heads.config import HeadConfig
 from specscope.engine.heads.kinds import KINDS
 from specscope.engine.simulate.latency import Latency
@@ -51,6 +51,10 @@ class Kept(NamedTuple):
     """The drafting head."""
 
     @property
+    def named(self) -> str:
+        return plain_name(self.model.title)
+
+    @property
     def total(self) -> int:
         return self.weights + self.cache + self.logits + self.head
 
@@ -62,7 +66,7 @@ class Kept(NamedTuple):
             "head": self.head,
         }
         sums = " + ".join(f"{name} {megabytes(size)}" for name, size in parts.items() if size)
-        return f"{self.model.title} in {self.model.dtype} ({sums})"
+        return f"{self.named} in {self.model.dtype} ({sums})"
 
 
 def check_capacity(latency: Latency, assigned: Assigned, need: Need) -> None:
@@ -82,7 +86,7 @@ def check_capacity(latency: Latency, assigned: Assigned, need: Need) -> None:
         )
         raise OutOfMemory(
             f"{card} would hold {' and '.join(map(str, models))} for {size}, {megabytes(_total(models))} in all; "
-            f"{latency.hardware.name} has {megabytes(memory)}; {_advice(models, need, memory)}"
+            f"{plain_name(latency.hardware.name)} has {megabytes(memory)}; {_advice(models, need, memory)}"
         )
 
 
@@ -96,7 +100,7 @@ def unchecked(latency: Latency | None) -> str:
     if all(model.measured for model in (latency.target, latency.drafter) if model):
         return ""
     return (
-        f"the profile does not say how much memory {latency.hardware.name} has (hardware.memory_gib), so nothing checks "
+        f"the profile does not say how much memory {plain_name(latency.hardware.name)} has (hardware.memory_gib), so nothing checks "
         "whether its models fit"
     )
 
@@ -197,10 +201,10 @@ def _advice(models: Sequence[Kept], need: Need, memory: int) -> str:
     bits = WEIGHT_BITS[model.dtype]
     smaller = [name for name in SMALLER if WEIGHT_BITS[name] < bits]
     if name := next((name for name in smaller if fits(replace(model, dtype=name), model.gpus)), ""):
-        found.append(f"{model.title} in {name}")
+        found.append(f"{largest.named} in {name}")
     more = [n for n in (2, 4, 8, 16) if n > model.gpus]
     if gpus := next((n for n in more if fits(model, n)), 0):
-        found.append(f"{model.title} on {gpus} GPUs")
+        found.append(f"{largest.named} on {gpus} GPUs")
     return (
         f"what fits: {', or '.join(found)}" if found else "nothing smaller of it fits: take a smaller model"
     )

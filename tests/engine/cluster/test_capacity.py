@@ -82,6 +82,12 @@ def test_a_target_that_no_card_holds_is_refused_with_the_sums_and_what_fits(tmp_
     assert "note" not in trace.header.environment
 
 
+def test_a_refusal_is_one_line_whatever_the_titles_are(tmp_path: Path):
+    odd = profile(tmp_path, BF16, ('shape = "llama-3.1-70b"', 'shape = "llama-3.1-70b"\ntitle = "a\\nb"'))
+    with pytest.raises(OutOfMemory, match=r"^gpu1 would hold 'a\\nb' in bfloat16 .* or 'a\\nb' on 2 GPUs$"):
+        pool(odd).assign(pool("8xA100").base)
+
+
 def test_a_run_whose_cache_does_not_fit_is_refused(tmp_path: Path):
     small = profile(tmp_path, ('card = "H100"', 'card = "H100"\nmemory_gib = 67.75'))
     with specscope.open("bundled", profile=small, tokens="bernoulli:0.7") as cluster:
