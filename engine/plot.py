@@ -16,7 +16,7 @@ _STYLE = (
 )
 
 
-class Line(NamedTuple):
+class PlotLine(NamedTuple):
     """One curve."""
 
     name: str
@@ -28,7 +28,7 @@ class Panel(NamedTuple):
 
     title: str
     x: str
-    lines: Sequence[Line]
+    lines: Sequence[PlotLine]
 
 
 def draw(panels: Sequence[Panel], columns: int = 0) -> str:

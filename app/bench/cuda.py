@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
 import specscope
-from specscope.app.bench.figures import Figure, Note
+from specscope.app.bench.figures import Measurement, Note
 from specscope.app.bench.speed import one_core
 from specscope.engine.drafting.tree import Wide
 from specscope.engine.model.clock import Clock
@@ -42,7 +42,7 @@ DRAFTS = 5
 """Drafted tokens, and forwards of a drafter beside one verification of DRAFTS + 1 rows."""
 
 
-class Size(NamedTuple):
+class LlamaShape(NamedTuple):
     """A Llama shape."""
 
     name: str
@@ -66,23 +66,23 @@ class Size(NamedTuple):
 
 
 GPU = (
-    Size("7B", 32, 4096, 11008, 32, 32),
-    Size("1B", 16, 2048, 8192, 32, 8),
-    Size("160M", 12, 768, 3072, 12, 12),
+    LlamaShape("7B", 32, 4096, 11008, 32, 32),
+    LlamaShape("1B", 16, 2048, 8192, 32, 8),
+    LlamaShape("160M", 12, 768, 3072, 12, 12),
 )
-CPU = (Size("160M", 12, 768, 3072, 12, 12), Size("40M", 8, 512, 1536, 8, 8))
+CPU = (LlamaShape("160M", 12, 768, 3072, 12, 12), LlamaShape("40M", 8, 512, 1536, 8, 8))
 """The first shape of each list is the target of `colocated_gain`, the second its drafter."""
 
 
-def measure(repeats: int, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+def measure(repeats: int, note: Note) -> tuple[dict[str, Measurement], dict[str, Any]]:
     """Return the figures, and facts of the device; each kind of forward repeats."""
     on_gpu = torch.cuda.is_available()
     device, sizes = (torch.device("cuda:0"), GPU) if on_gpu else (torch.device("cpu"), CPU)
-    figures = dict[str, Figure]()
+    figures = dict[str, Measurement]()
     with contextlib.nullcontext("") if on_gpu else one_core():
         note("memory bandwidth")
         speed = bandwidth(device)
-        figures["bandwidth_gb_s"] = Figure((speed / 1e9,), "GB/s")
+        figures["bandwidth_gb_s"] = Measurement((speed / 1e9,), "GB/s")
         models = list[Timed]()
         for size in sizes:
             note(f"{size.name}: one row, 16 rows and a chain")
@@ -106,7 +106,7 @@ def bandwidth(device: torch.device) -> float:
     return numbers.nbytes / min(times)
 
 
-def colocated(target: Timed, drafter: Timed, repeats: int) -> tuple[Figure, float]:
+def colocated(target: Timed, drafter: Timed, repeats: int) -> tuple[Measurement, float]:
     def draft() -> None:
         for _ in range(DRAFTS):
             drafter.static(1)
@@ -126,10 +126,10 @@ def colocated(target: Timed, drafter: Timed, repeats: int) -> tuple[Figure, floa
             rounds.append(seconds(lambda: (draft(), verify())))
             values.append(rounds[-1] / seconds(at_once))
     detail = {"target": target.name, "drafter": drafter.name, "drafts": DRAFTS}
-    return Figure(tuple(values), "x", detail=detail), median(rounds)
+    return Measurement(tuple(values), "x", detail=detail), median(rounds)
 
 
-def orchestration(device: str, round_s: float) -> dict[str, Figure]:
+def orchestration(device: str, round_s: float) -> dict[str, Measurement]:
     """Return which share of `speculative`'s rounds is outside spans of models.
 
     The time outside of them is that of rounds of the bundled pair, a toy, on the device. It is a
@@ -150,8 +150,8 @@ def orchestration(device: str, round_s: float) -> dict[str, Figure]:
     of_shapes = tuple(host / (host + round_s) for host in hosts[1:])
     spent = {"host_ms": round(median(hosts[1:]) * 1e3, 3), "models_ms": round(round_s * 1e3, 3)}
     return {  # without the first run, which makes the steps
-        "orchestration": Figure(of_shapes, "of a round", detail=spent),
-        "orchestration_toy": Figure(tuple(shares[1:]), "of decoding", detail=detail),
+        "orchestration": Measurement(of_shapes, "of a round", detail=spent),
+        "orchestration_toy": Measurement(tuple(shares[1:]), "of decoding", detail=detail),
     }
 
 
@@ -221,7 +221,7 @@ class Cached:
 class Timed:
     """A model of a shape with random weights, in the engine (bf16 on a GPU) and transformers."""
 
-    def __init__(self, size: Size, device: torch.device) -> None:
+    def __init__(self, size: LlamaShape, device: torch.device) -> None:
         self.name = size.name
         config = size.config()
         with on_device(device, torch.bfloat16 if device.type == "cuda" else torch.float32):
@@ -265,21 +265,21 @@ class Timed:
         self._clock.read()
         return [int(level.ids[0, 0, 0]) for level in found.levels]
 
-    def chain_gain(self, repeats: int) -> Figure:
+    def chain_gain(self, repeats: int) -> Measurement:
         """Return the time of DRAFTS forwards whose tokens the host reads over that of a chain."""
         same = [self.drafts(), self.chain(), self.chain()]  # to warm up
         times = [(seconds(self.drafts), seconds(self.chain)) for _ in range(repeats)]
         detail = {"drafter": self.name, "drafts": DRAFTS, "same_tokens": round(_agreement(same), 3)}
-        return Figure(tuple(single / chain for single, chain in times), "x", detail=detail)
+        return Measurement(tuple(single / chain for single, chain in times), "x", detail=detail)
 
-    def int4_gain(self, repeats: int) -> Figure:
+    def int4_gain(self, repeats: int) -> Measurement:
         """Return the time of a static forward of one row over that of the same model in int4."""
         kinds = (self._ours.static, self._in_int4.static)
         for forward in kinds * 2:  # to warm up
             forward(1)
         times = [[seconds(partial(forward, 1)) for forward in kinds] for _ in range(repeats)]
         detail = {"int4_ms": round(median(int4 for _, int4 in times) * 1e3, 3)}
-        return Figure(tuple(whole / int4 for whole, int4 in times), "x", detail=detail)
+        return Measurement(tuple(whole / int4 for whole, int4 in times), "x", detail=detail)
 
     @torch.inference_mode()
     def reference(self, rows: int) -> list[int]:
@@ -288,8 +288,8 @@ class Timed:
         self._past.crop(-rows)
         return logits[0].argmax(-1).tolist()
 
-    def over_floor(self, speed: float, repeats: int) -> dict[str, Figure]:
-        floor, figures = self.bytes / speed, dict[str, Figure]()
+    def over_floor(self, speed: float, repeats: int) -> dict[str, Measurement]:
+        floor, figures = self.bytes / speed, dict[str, Measurement]()
         kinds = {"decode": self.static, "eager": self.forward, "transformers": self.reference}
         for rows, suffix in ((1, ""), (16, "_16_rows")):
             texts = [forward(rows) for forward in kinds.values() for _ in range(2)]  # to warm up
@@ -304,7 +304,7 @@ class Timed:
                     "same_tokens": round(_agreement(texts), 3),
                 }
                 values = tuple(each / floor for each in taken)
-                figures[f"{kind}_over_floor{suffix}_{self.name}"] = Figure(values, "x", detail=detail)
+                figures[f"{kind}_over_floor{suffix}_{self.name}"] = Measurement(values, "x", detail=detail)
         return figures
 
 

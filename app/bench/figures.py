@@ -14,7 +14,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """Sizes of one bench run."""
 
     prompts: int
@@ -40,7 +40,7 @@ class Plan:
         return bench_prompts()[: self.prompts]
 
 
-QUICK = Plan(
+QUICK = BenchPlan(
     prompts=3,
     rounds=5,
     seconds=40,
@@ -52,14 +52,14 @@ QUICK = Plan(
     batch_prompts=8,
     batch_tokens=64,
 )
-FULL = Plan(prompts=8, rounds=9, seconds=240, sweep_rounds=3, new_tokens=128, repeats=9)
+FULL = BenchPlan(prompts=8, rounds=9, seconds=240, sweep_rounds=3, new_tokens=128, repeats=9)
 METHODS = replace(FULL, prompts=8, rounds=5, seconds=120)
 """Sizes for a real pair, whose forwards take longer."""
 METHODS_QUICK = replace(METHODS, prompts=4, rounds=3, seconds=40, new_tokens=64, least_rounds=2)
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Measurement:
     """A measured quantity: one value per round or repeat, with details."""
 
     values: tuple[float, ...]
@@ -90,7 +90,7 @@ class Bar:
     at_least: float | None = None
     at_most: float | None = None
 
-    def met(self, figure: Figure) -> bool:
+    def met(self, figure: Measurement) -> bool:
         """Whether a figure meets the bound; an invalid figure never does."""
         low_enough = self.at_most is None or figure.median <= self.at_most
         return figure.valid and low_enough and (self.at_least is None or figure.median >= self.at_least)
@@ -119,7 +119,7 @@ BARS = {
 """Bars by figure; the other figures explain these."""
 
 
-def judged(figures: Mapping[str, Figure], bars: Mapping[str, Bar] = BARS) -> dict[str, dict[str, Any]]:
+def judged(figures: Mapping[str, Measurement], bars: Mapping[str, Bar] = BARS) -> dict[str, dict[str, Any]]:
     return {
         key: {
             **({"at_least": bar.at_least} if bar.at_least is not None else {"at_most": bar.at_most}),

@@ -13,8 +13,8 @@ from statistics import fmean
 
 from specscope import Cluster
 from specscope.app.bench import speed
-from specscope.app.bench.figures import Figure, Note, Plan
-from specscope.app.bench.speed import Race, Transformers, quiet
+from specscope.app.bench.figures import BenchPlan, Measurement, Note
+from specscope.app.bench.speed import SpeedRace, Transformers, quiet
 from specscope.engine.methods import BASELINE, find
 from specscope.engine.trace.trace import Trace
 
@@ -31,21 +31,21 @@ Prompts = Mapping[str, Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodRaces:
     """The races of several methods, by category of prompts."""
 
-    races: Mapping[str, Race]
+    races: Mapping[str, SpeedRace]
     traces: Mapping[str, Mapping[str, Sequence[Trace]]]
     """Of each method, by category, in the order in which they ran."""
     expected: Mapping[str, Sequence[Sequence[int]]]
     """Greedy ids of transformers, by category."""
 
-    def on(self, key: str, category: str) -> Figure:
+    def on(self, key: str, category: str) -> Measurement:
         race = self.races[category]
         detail = {"method": key, "tokens_per_second": round(race.speed(key), 2)}
-        return Figure(race.ratio(key, BASELINE), "ratio", self._same(key, category), detail)
+        return Measurement(race.ratio(key, BASELINE), "ratio", self._same(key, category), detail)
 
-    def overall(self, key: str) -> Figure:
+    def overall(self, key: str) -> Measurement:
         """Return a method's speed-up on all prompts, for each round of the shortest race."""
         from specscope.traces.facts.metrics import measure as metrics
 
@@ -61,12 +61,12 @@ class Comparison:
             "config": traces[-1].header.config,
             "categories": {category: self.on(key, category).to_dict() for category in self.races},
         }
-        return Figure(ratios, "ratio", same, detail)
+        return Measurement(ratios, "ratio", same, detail)
 
-    def after_prefill(self, key: str) -> Figure:
+    def after_prefill(self, key: str) -> Measurement:
         """Return a method's speed-up without prefill, for each round of the shortest race."""
         ratios = (self._decoding_speed(key, i) / self._decoding_speed(BASELINE, i) for i in self._rounds(key))
-        return Figure(tuple(ratios), "ratio", self._all_same(key))
+        return Measurement(tuple(ratios), "ratio", self._all_same(key))
 
     def _rounds(self, key: str) -> range:
         return range(min(len(race.seconds[key]) for race in self.races.values()))
@@ -90,18 +90,20 @@ class Comparison:
         return sum(row.tokens for row in rows) / sum(row.decode_seconds or 0.0 for row in rows)
 
 
-def measure(cluster: Cluster, prompts: Prompts, keys: Sequence[str], plan: Plan, note: Note) -> Comparison:
+def measure(
+    cluster: Cluster, prompts: Prompts, keys: Sequence[str], plan: BenchPlan, note: Note
+) -> MethodRaces:
     """Race methods against autoregressive decoding, then decode with transformers.
 
     The first category's race begins with a warm-up, in which drafts are planned.
     """
     keys = list(dict.fromkeys([BASELINE, *keys]))
     traces: dict[str, dict[str, list[Trace]]] = {key: {} for key in keys}
-    races = dict[str, Race]()
+    races = dict[str, SpeedRace]()
     for category, ids in prompts.items():
         note(category)
         kept = {key: traces[key].setdefault(category, []) for key in keys}
-        race = Race({key: speed.decode(cluster, plan, key, kept[key]) for key in keys}, ids)
+        race = SpeedRace({key: speed.decode(cluster, plan, key, kept[key]) for key in keys}, ids)
         limits = {"least": plan.least_rounds, "warm_up": not races}
         races[category] = race.run(plan.rounds, plan.seconds, lambda: note(""), **limits)
         for each in kept.values() if limits["warm_up"] else ():
@@ -110,10 +112,10 @@ def measure(cluster: Cluster, prompts: Prompts, keys: Sequence[str], plan: Plan,
     with quiet(), speed.one_core():
         theirs = Transformers(cluster.pair, plan.new_tokens)
         expected = {category: [theirs.generate(p) for p in ids] for category, ids in prompts.items()}
-    return Comparison(races, traces, expected)
+    return MethodRaces(races, traces, expected)
 
 
-def figures(comparison: Comparison) -> dict[str, Figure]:
+def figures(comparison: MethodRaces) -> dict[str, Measurement]:
     """Return each method's figures, with and without prefill, and the best head's and copier's.
 
     The best copier is the method without a drafter or head on the prompts of `COPYING`.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import specscope
-from specscope.app.bench.figures import Figure
+from specscope.app.bench.figures import Measurement
 from specscope.engine.trace.recorder import Recorder
 
 SPANS, ROUNDS = 2000, 200
@@ -16,13 +16,13 @@ DRAFT = (11, 12, 13, 14)
 """Of a round: four drafted tokens, of which two are accepted."""
 
 
-def measure(repeats: int) -> dict[str, Figure]:
+def measure(repeats: int) -> dict[str, Measurement]:
     with tempfile.TemporaryDirectory() as folder, specscope.record(Path(folder) / "bench.jsonl") as on:
         span, judging = _times(_span, on, SPANS, repeats), _times(_round, on, ROUNDS, repeats)
     off = _times(_span, specscope.record(None), SPANS, repeats)
     return {
-        "recorded_span_ns": Figure(span, "ns", detail={"off_ns": round(min(off))}),
-        "recorded_round_ns": Figure(judging, "ns", detail={"drafted": len(DRAFT)}),
+        "recorded_span_ns": Measurement(span, "ns", detail={"off_ns": round(min(off))}),
+        "recorded_round_ns": Measurement(judging, "ns", detail={"drafted": len(DRAFT)}),
     }
 
 

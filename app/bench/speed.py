@@ -16,7 +16,7 @@ import transformers
 
 import specscope
 from specscope import Cluster
-from specscope.app.bench.figures import Plan
+from specscope.app.bench.figures import BenchPlan
 from specscope.engine.checkpoints.loader import load_reference
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import UsageError
@@ -27,7 +27,7 @@ Generate: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
 """Maps prompt ids to output ids."""
 
 
-class Race:
+class SpeedRace:
     """Tokens per second of several contestants, round by round.
 
     In a round every contestant decodes every prompt; the first contestant changes with each prompt.
@@ -55,7 +55,7 @@ class Race:
         *,
         least: int = 3,
         warm_up: bool = True,
-    ) -> Race:
+    ) -> SpeedRace:
         """Run `least` to `rounds` rounds; none begins after `seconds` once `least` are done."""
         for generate in self._contestants.values() if warm_up else ():
             generate(self._prompts[0])
@@ -174,7 +174,7 @@ def quiet() -> Generator[None]:
 
 
 def decode(
-    cluster: Cluster, plan: Plan, method: str, keep: list[Trace] | None = None, **config: Any
+    cluster: Cluster, plan: BenchPlan, method: str, keep: list[Trace] | None = None, **config: Any
 ) -> Generate:
     """Return a contestant that decodes greedily with a method and appends its traces to `keep`."""
 

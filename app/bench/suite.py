@@ -17,8 +17,8 @@ import torch
 import specscope
 from specscope import Cluster
 from specscope.app.bench import recording
-from specscope.app.bench.figures import Figure, Note, Plan
-from specscope.app.bench.speed import Race, Transformers, decode, one_core, quiet
+from specscope.app.bench.figures import BenchPlan, Measurement, Note
+from specscope.app.bench.speed import SpeedRace, Transformers, decode, one_core, quiet
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.model.similarity import Similarity, similarity
@@ -43,7 +43,7 @@ class Bench:
     """What figures are measured with."""
 
     pair: Pair
-    plan: Plan
+    plan: BenchPlan
     workers: Cluster
     """Worker processes, a core for each model."""
     step: Step
@@ -58,14 +58,14 @@ class Bench:
         tried = {"speculative": plan.speculative_gammas, "pearl": plan.pearl_gammas}
         names = {f"{method} {g}": (method, g) for method, lengths in tried.items() for g in lengths}
         contestants = {name: decode(self.workers, plan, m, gamma=g) for name, (m, g) in names.items()}
-        race = Race(contestants, self.prompts).run(plan.sweep_rounds, plan.seconds, self.step)
+        race = SpeedRace(contestants, self.prompts).run(plan.sweep_rounds, plan.seconds, self.step)
         best = [names[race.fastest(f"{m} {g}" for g in lengths)][1] for m, lengths in tried.items()]
         speeds = {m: {str(g): round(race.speed(f"{m} {g}"), 1) for g in tried[m]} for m in tried}
         return Gammas(*best, speeds)
 
 
-def measure(plan: Plan, note: Note) -> dict[str, Figure]:
-    pair, figures = Pair.find(), dict[str, Figure]()
+def measure(plan: BenchPlan, note: Note) -> dict[str, Measurement]:
+    pair, figures = Pair.find(), dict[str, Measurement]()
     note("worker processes")
     with specscope.open(pair, runtime="local-process", device="cpu") as workers:
         bench = Bench(pair, plan, workers, lambda: note(""))
@@ -75,7 +75,7 @@ def measure(plan: Plan, note: Note) -> dict[str, Figure]:
     return figures
 
 
-def over_transformers(bench: Bench) -> dict[str, Figure]:
+def over_transformers(bench: Bench) -> dict[str, Measurement]:
     """Compare with transformers, with all forwards in this process on one core."""
     pair, prompts, plan, gamma = bench.pair, bench.prompts, bench.plan, bench.gammas.speculative
     traces: list[Trace] = []
@@ -83,14 +83,14 @@ def over_transformers(bench: Bench) -> dict[str, Figure]:
     with quiet(), one_core() as conditions, specscope.open(pair, **thread) as ours:
         theirs = Transformers(pair, plan.new_tokens)
         greedy = {"autoregressive": decode(ours, plan, "autoregressive"), "generate": theirs.generate}
-        plain = Race(greedy, prompts).run(plan.rounds, plan.seconds, bench.step)
+        plain = SpeedRace(greedy, prompts).run(plan.rounds, plan.seconds, bench.step)
         drafting = {
             "speculative": decode(ours, plan, "speculative", traces, gamma=gamma),
             "assisted, defaults": theirs.assisted(),
             "assisted, our gamma": theirs.assisted(gamma),
             "assisted, watched": theirs.watched(theirs.assisted(gamma)),
         }
-        assisted = Race(drafting, prompts).run(plan.rounds, plan.seconds, bench.step)
+        assisted = SpeedRace(drafting, prompts).run(plan.rounds, plan.seconds, bench.step)
     shared = {"conditions": f"{conditions}; prefill included on both sides"}
     best = assisted.fastest(["assisted, defaults", "assisted, our gamma"])
     facts = {"gamma": gamma, "faster_baseline": best}
@@ -102,7 +102,7 @@ def over_transformers(bench: Bench) -> dict[str, Figure]:
     }
 
 
-def in_parallel(bench: Bench) -> dict[str, Figure]:
+def in_parallel(bench: Bench) -> dict[str, Measurement]:
     """Compare on two cores: PEARL, and speculative decoding with one or two cores per model."""
     workers, plan, gammas = bench.workers, bench.plan, bench.gammas
     both = "speculative, two threads"
@@ -114,7 +114,7 @@ def in_parallel(bench: Bench) -> dict[str, Figure]:
             "pearl": decode(workers, plan, "pearl", gamma=gammas.pearl),
             both: decode(serial, plan, "speculative", gamma=gammas.speculative),
         }
-        race = Race(contestants, bench.prompts).run(plan.rounds, plan.seconds, bench.step)
+        race = SpeedRace(contestants, bench.prompts).run(plan.rounds, plan.seconds, bench.step)
     torch.set_num_threads(threads)
     chosen = {"gammas": {"speculative": gammas.speculative, "pearl": gammas.pearl}}
     where = "two worker processes, a core each; prefill included on both sides"
@@ -128,22 +128,24 @@ def in_parallel(bench: Bench) -> dict[str, Figure]:
     }
 
 
-def ratio(race: Race, one: str, other: str, **detail: Any) -> Figure:
+def ratio(race: SpeedRace, one: str, other: str, **detail: Any) -> Measurement:
     same = race.same(one, other)
     detail = {"same_tokens": same, "tokens_per_second": race.table(), **detail}
-    return Figure(race.ratio(one, other), "ratio", same, detail)
+    return Measurement(race.ratio(one, other), "ratio", same, detail)
 
 
-def _acceptance(traces: Sequence[Trace], gamma: int) -> Figure:
+def _acceptance(traces: Sequence[Trace], gamma: int) -> Measurement:
     from specscope.traces.facts.metrics import measure
 
     rows = [measure(trace) for trace in traces]
     rates = tuple(m.acceptance_rate for m in rows if m.acceptance_rate is not None)
-    tested = Figure(tuple(m.acceptance_rate_tested for m in rows if m.acceptance_rate_tested is not None), "")
-    return Figure(rates, "share of drafted tokens", detail={"gamma": gamma, "of_tested": tested.median})
+    tested = Measurement(
+        tuple(m.acceptance_rate_tested for m in rows if m.acceptance_rate_tested is not None), ""
+    )
+    return Measurement(rates, "share of drafted tokens", detail={"gamma": gamma, "of_tested": tested.median})
 
 
-def costs(bench: Bench) -> dict[str, Figure]:
+def costs(bench: Bench) -> dict[str, Measurement]:
     """Time forwards of one row by each model, and of several rows by the target."""
     loaded = LoadedPair.load(bench.pair)
     with one_core():
@@ -155,12 +157,12 @@ def costs(bench: Bench) -> dict[str, Figure]:
     values = tuple(cost.c.median for cost in timings)
     rows = tuple(cost.rows_over_one.median for cost in timings)
     return {
-        "c": Figure(values, "target forward / drafter forward, one row", detail=milliseconds),
-        "verification_cost": Figure(rows, f"{ROWS} rows of the target / one row"),
+        "c": Measurement(values, "target forward / drafter forward, one row", detail=milliseconds),
+        "verification_cost": Measurement(rows, f"{ROWS} rows of the target / one row"),
     }
 
 
-def fuzzy(bench: Bench) -> dict[str, Figure]:
+def fuzzy(bench: Bench) -> dict[str, Measurement]:
     """Compare EasySpec's fuzzy forwards of the drafter with exact ones, as in its Table 5."""
     drafter = load(str(bench.pair.drafter_path), name="drafter")
     sizes = {
@@ -172,7 +174,9 @@ def fuzzy(bench: Bench) -> dict[str, Figure]:
         for size, rows in sizes.items()
     }
     values = tuple(row.attention for row in sizes[2])
-    return {"fuzzy_similarity": Figure(values, "cosine, attention outputs, size 2", detail={"sizes": table})}
+    return {
+        "fuzzy_similarity": Measurement(values, "cosine, attention outputs, size 2", detail={"sizes": table})
+    }
 
 
 VARIANTS: Mapping[str, Mapping[str, bool]] = {
@@ -187,7 +191,7 @@ PLAIN = "plain"
 SAMPLES = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "samples.json"
 
 
-def prompts_of(plan: Plan) -> list[str]:
+def prompts_of(plan: BenchPlan) -> list[str]:
     """Return bench prompts, then samples, then all of them again with one more request."""
     samples = [row["prompt"] for row in json.loads(SAMPLES.read_text(encoding="utf-8"))]
     prompts = [*plan.questions(), *samples]
@@ -195,11 +199,11 @@ def prompts_of(plan: Plan) -> list[str]:
     return [*prompts, *longer][: plan.batch_prompts]
 
 
-def batches(bench: Bench) -> dict[str, Figure]:
+def batches(bench: Bench) -> dict[str, Measurement]:
     """Race EMS-SD over plain batches and over the padding vanilla method (its Tables 2 and 4)."""
     workers, plan = bench.workers, bench.plan
     prompts = prompts_of(plan)
-    figures: dict[str, Figure] = {}
+    figures: dict[str, Measurement] = {}
 
     def decode_batch(
         traces: dict[str, Trace], base: str, name: str, size: int, _: Sequence[int]
@@ -217,22 +221,22 @@ def batches(bench: Bench) -> dict[str, Figure]:
             for size in plan.batches
             for name in (PLAIN, *(VARIANTS if size > 1 else ("both",)))
         }
-        race = Race(contestants, [()]).run(plan.batch_rounds, plan.seconds, bench.step)
+        race = SpeedRace(contestants, [()]).run(plan.batch_rounds, plan.seconds, bench.step)
         figures[f"ems_{base}_over_vanilla"] = _figure(race, plan.batches, traces)
     return figures
 
 
-def _figure(race: Race, sizes: Sequence[int], traces: Mapping[str, Trace]) -> Figure:
+def _figure(race: SpeedRace, sizes: Sequence[int], traces: Mapping[str, Trace]) -> Measurement:
     largest = sizes[-1]
     names = list(traces)
     same = race.same(*names)
     table = {str(size): _row(race, size, sizes[0], traces) for size in sizes}
     detail = {"same_tokens": same, "batches": table, "conditions": "worker processes; prefill included"}
     values = race.ratio(f"both {largest}", f"vanilla {largest}")
-    return Figure(values, f"ratio, batch of {largest}", same, detail)
+    return Measurement(values, f"ratio, batch of {largest}", same, detail)
 
 
-def _row(race: Race, size: int, smallest: int, traces: Mapping[str, Trace]) -> dict[str, Any]:
+def _row(race: SpeedRace, size: int, smallest: int, traces: Mapping[str, Trace]) -> dict[str, Any]:
     from specscope.traces.facts.metrics import measure as metrics
 
     alone = race.speed(f"both {smallest}")
@@ -253,7 +257,7 @@ def _row(race: Race, size: int, smallest: int, traces: Mapping[str, Trace]) -> d
     return row | {"acceptance_length": padding.acceptance_length} | shares
 
 
-FIGURES: Mapping[str, Callable[[Bench], dict[str, Figure]]] = {
+FIGURES: Mapping[str, Callable[[Bench], dict[str, Measurement]]] = {
     "against transformers": over_transformers,
     "PEARL against speculative": in_parallel,
     "EMS-SD in batches": batches,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specscope.app.bench.figures import BARS, Bar, Figure, Plan, judged
+from specscope.app.bench.figures import BARS, Bar, BenchPlan, Measurement, judged
 from specscope.app.cli import common, options
 from specscope.app.cli.inputs import prompts_of
 from specscope.app.named import PromptRow
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(
-    measured: Mapping[str, Figure],
+    measured: Mapping[str, Measurement],
     bars: Mapping[str, Bar],
     args: argparse.Namespace,
     facts: Mapping[str, Any],
@@ -123,7 +123,7 @@ def rows(args: argparse.Namespace, usual: Path, limit: int | None = None) -> lis
     return prompts_of(argparse.Namespace(prompt=None, prompt_file=args.prompt_file or usual, limit=chosen))
 
 
-def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dict[str, Any]]:
+def _methods(args: argparse.Namespace, plan: BenchPlan) -> tuple[dict[str, Measurement], dict[str, Any]]:
     """Race the methods of a pair; return the figures, then the pair and the methods left out."""
     import specscope
     from specscope.app.bench import methods

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = options.sampling_of(args, len(rows))
     with common.open_store(args) as store, common.open_cluster(args) as cluster:
         from specscope.app.busy import read_load
-        from specscope.app.experiments.compare import Race, decode_all, lines
+        from specscope.app.experiments.compare import RacePlan, decode_all, lines
 
         if args.methods == "all":
             keys, unable = able(keys, cluster)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             bounds = given_bounds(args.fail_below, keys, left_out)
         rows, skipped = (rows, []) if args.prompt is not None else _fitting(args, cluster, rows)
         prompts = [prompt_for(args, row) for row in rows]
-        race = Race(rows, prompts, {key: configs[key] for key in keys}, sampling, limits, args.repeat)
+        race = RacePlan(rows, prompts, {key: configs[key] for key in keys}, sampling, limits, args.repeat)
         before, numbers = read_load(), count(1)
 
         def decode(key: str, mine: list[Any], given: dict[str, Any]) -> Trace:

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from specscope.app.busy import read_load
-    from specscope.app.experiments.load import Line, Serving, policies_of, served_lines
+    from specscope.app.experiments.load import LoadLine, LoadSetup, policies_of, served_lines
     from specscope.engine.run.serving import Load
 
     configs = options.parse_settings(args.fields, method_keys(args.methods))
@@ -66,14 +66,16 @@ def run(args: argparse.Namespace) -> int:
             keys, unable = able(keys, cluster, Load(arrivals[:1], 1, args.chunk))
             left_out |= unable
 
-        def check(line: Line) -> None:
+        def check(line: LoadLine) -> None:
             if line.policy != FIXED:
                 load = Load(arrivals[:1], 1, args.chunk, line.policy)
                 cluster.check(line.method, load, configs[line.method])
 
         lines, unserved = served_lines(keys, policies, check)
-        plan = Serving(lines, left_out | unserved, batches, arrivals, args.ttft_ms, args.tpot_ms, args.chunk)
-        cells: dict[Line, dict[int, Trace]] = {line: {} for line in lines}
+        plan = LoadSetup(
+            lines, left_out | unserved, batches, arrivals, args.ttft_ms, args.tpot_ms, args.chunk
+        )
+        cells: dict[LoadLine, dict[int, Trace]] = {line: {} for line in lines}
         before, jobs = read_load(), plan.jobs()
         try:
             for i, job in enumerate(jobs, 1):
@@ -143,11 +145,11 @@ def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:
 
 def chart(result: Mapping[str, Any]) -> str:
     from specscope.app.experiments.load import TITLES, series
-    from specscope.engine.plot import Line, Panel, draw
+    from specscope.engine.plot import Panel, PlotLine, draw
 
     panels = list[Panel]()
     for name, title in TITLES:
-        lines = [Line(line.name, points) for line, points in series(result, name) if points]
+        lines = [PlotLine(line.name, points) for line, points in series(result, name) if points]
         panels.append(Panel(title.format(clock=result["clock"]), "batch size", lines))
     return draw(panels, columns=2)
 

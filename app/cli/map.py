@@ -16,7 +16,7 @@ from specscope.engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.lab.plan import Plan
+    from specscope.traces.lab.plan import MapPlan
     from specscope.traces.lab.winners import Result, Winner
 
 PLACES: options.Options = {
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     return common.answer(args, facts(plan, results), _lines(plan, results))
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> MapPlan:
     from specscope.traces.lab.plan import default
 
     plan = default()
@@ -113,7 +113,7 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
         raise UsageError(f"--{name} is {shown(text)}; write numbers with commas, such as 2,5") from None
 
 
-def _lines(plan: Plan, results: Sequence[Result]) -> Iterator[str]:
+def _lines(plan: MapPlan, results: Sequence[Result]) -> Iterator[str]:
     from specscope.traces.lab.plan import assumptions
     from specscope.traces.lab.winners import winner
 

@@ -16,8 +16,8 @@ from specscope.app.cli import common, options
 from specscope.engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from specscope.traces.papers.rows import Paper, Row
-    from specscope.traces.papers.summary import Summary
+    from specscope.traces.papers.rows import Paper, PaperRow
+    from specscope.traces.papers.summary import RowCounts
 
 _WIDEST = 56
 
@@ -44,18 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the rows of the papers; return 1 if an exact row is not exact."""
-    from specscope.traces.papers.summary import Summary, chosen
+    from specscope.traces.papers.summary import RowCounts, chosen
 
     if args.forwards:
         return _forwards(args)
     papers = chosen(args.paper)
     common.check_output(args.output)
-    rows: list[Row] = []
+    rows: list[PaperRow] = []
     with common.Status("computing the rows of the papers") as status:
         for i, paper in enumerate(papers, 1):
             status.text = f"computing the rows of {paper.title}, {i} of {len(papers)}"
             rows.extend(paper.rows())
-    summary = Summary.of(rows)
+    summary = RowCounts.of(rows)
     if args.output is not None:
         from specscope.traces.papers.page import render_page
 
@@ -84,7 +84,7 @@ def _forwards(args: argparse.Namespace) -> int:
     return 0
 
 
-def _summary(papers: Sequence[Paper], rows: Sequence[Row], summary: Summary) -> Iterator[str]:
+def _summary(papers: Sequence[Paper], rows: Sequence[PaperRow], summary: RowCounts) -> Iterator[str]:
     from specscope.traces.papers.trust import trusts, unjudged
 
     yield f"{', '.join(paper.title for paper in papers)}"
@@ -98,7 +98,7 @@ def _summary(papers: Sequence[Paper], rows: Sequence[Row], summary: Summary) -> 
     yield "--rows prints all of it, -o papers.html writes it with charts"
 
 
-def _lines(papers: Sequence[Paper], rows: Sequence[Row]) -> Iterator[str]:
+def _lines(papers: Sequence[Paper], rows: Sequence[PaperRow]) -> Iterator[str]:
     for paper in papers:
         yield f"\n{paper.title}\n{'=' * len(paper.title)}"
         yield from _paper([row for row in rows if row.paper == paper.key])
@@ -106,7 +106,7 @@ def _lines(papers: Sequence[Paper], rows: Sequence[Row]) -> Iterator[str]:
         yield from (f"  {sentence}" for sentence in paper.inconsistencies)
 
 
-def _paper(rows: Sequence[Row]) -> Iterator[str]:
+def _paper(rows: Sequence[PaperRow]) -> Iterator[str]:
     for item, group in groupby(rows, lambda row: row.item):
         own = list(group)
         yield f"\n{item:{_WIDEST}}{'published':>12}{'ours':>12}{'differs':>9}  kind"

@@ -21,7 +21,7 @@ from specscope.engine.errors import UsageError
 
 if TYPE_CHECKING:
     from specscope.traces.database.store import Store
-    from specscope.traces.lab.sweep import Cell, Sweep
+    from specscope.traces.lab.sweep import Sweep, SweepCell
 
 OVER = (
     "values of a numeric setting, as in gamma=1:8, width=1,2,4 or confidence=0.2:0.8:0.2 with its step; "
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = [] if rates else checked_prompts(args)
     asked = {"measured": options.is_measured(args), "passes": args.passes, "seeds": args.seeds}
     plan = plan_of(args.method, axes, config, len(prompts), **asked)
-    points, cells = points_of(plan, args.profile, args.profile_pair), list["Cell"]()
+    points, cells = points_of(plan, args.profile, args.profile_pair), list["SweepCell"]()
 
     def opened(drafter: str) -> Any:
         named = {} if drafter == USUAL else {"drafter": [drafter]}
@@ -104,7 +104,7 @@ def _check(args: argparse.Namespace, *, scripted: bool) -> None:
         )
 
 
-def _follow(plan: Sweep, cells: Sequence[Cell], store: Store) -> None:
+def _follow(plan: Sweep, cells: Sequence[SweepCell], store: Store) -> None:
     """Report progress after a cell; store the traces behind it that no recorder has stored."""
     *before, cell = cells
     if not cell.speedups:

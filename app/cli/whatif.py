@@ -23,16 +23,14 @@ if TYPE_CHECKING:
     from specscope.traces.lengths.best import Best
     from specscope.traces.whatif.replay import Change, WhatIf
 
+OVER = (
+    "a line for each value of a setting: gamma=0:16 (0: no drafts), or confidence=0.2:0.8:0.2 with the step"
+)
 OPTIONS: options.Options = {
     "--profile": ("", "NAME", "latency profile: a name or a .toml file (the run's own, or its own times)"),
     "--profile-pair": ("", "NAME", "one of the profile's pairs"),
     "--method": ("", "KEY", "a key of `specscope methods` (the run's)"),
     "--devices": (int, "N", "devices of the cluster (the profile's)"),
-    "--over": (
-        str,
-        "FIELD=VALUES",
-        "a line for each value of a setting: gamma=0:16 (0: no drafts), or confidence=0.2:0.8:0.2 with the step",
-    ),
     "--plain": (
         "",
         "RUN",
@@ -48,6 +46,7 @@ OPTIONS: options.Options = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="id of a stored run, also of an imported one")
     options.add_settings(parser, "a setting of the method; repeatable (the run's)")
+    parser.add_argument("--over", action="append", metavar="FIELD=VALUES", help=OVER)
     options.add_options(parser, OPTIONS, options.DATABASE, options.JSON)
 
 
@@ -55,6 +54,11 @@ def run(args: argparse.Namespace) -> int:
     from specscope.traces.whatif.replay import Change, what_if
     from specscope.traces.whatif.result import facts
 
+    if len(args.over or ()) > 1:
+        raise UsageError(
+            f"--over was given {len(args.over)} times; a what-if takes one, `specscope sweep` two"
+        )
+    args.over = args.over[0] if args.over else None
     if args.devices is not None:
         check_range("--devices", args.devices, 1)
     settings = options.parse_fields(args.fields)
@@ -119,7 +123,7 @@ def _lengths(args: argparse.Namespace, trace: Trace) -> int:
     """Estimate what each draft length would bring, from the run's counts and times."""
     from specscope.engine.methods.registry import Setting
     from specscope.traces.lab.axes import numbers
-    from specscope.traces.lengths.basis import Given
+    from specscope.traces.lengths.basis import GivenTimes
     from specscope.traces.lengths.best import LONGEST, best_length
 
     if args.store:
@@ -132,7 +136,7 @@ def _lengths(args: argparse.Namespace, trace: Trace) -> int:
     for flag in ("c", "row"):
         if getattr(args, flag) is not None:
             check_range(f"--{flag}", getattr(args, flag), 0, 100)
-    given = Given(args.c, args.row, _widths(args.widths))
+    given = GivenTimes(args.c, args.row, _widths(args.widths))
     found = best_length(trace, _plain_of(args, trace), lengths, given)
     answer = {"run": trace.header.run_id, "over": name, **found.to_dict()}
     return common.answer(args, answer, _length_lines(found))

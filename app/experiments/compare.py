@@ -94,7 +94,7 @@ Runner: TypeAlias = Callable[[str, list[Any], dict[str, Any]], Trace]
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
+class RacePlan:
     """What to compare: prompts with their rows, and the settings of each method, baseline first."""
 
     rows: Sequence[PromptRow]
@@ -137,7 +137,7 @@ class Race:
 class Comparison:
     """Runs of the same prompts with several methods, and their figures."""
 
-    race: Race
+    race: RacePlan
     passes: Sequence[Traces]
     skipped: Sequence[Mapping[str, Any]] = ()
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -282,7 +282,7 @@ def doubt_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def decode_all(race: Race, run: Runner, **more: Any) -> Comparison:
+def decode_all(race: RacePlan, run: Runner, **more: Any) -> Comparison:
     """Decode all prompts with all methods; `more` are facts of the comparison."""
     entries = race.entries
     parts = {name: race.parts(key) for name, (key, _) in entries.items()}

@@ -31,7 +31,7 @@ _OWN = frozenset({"target", "drafter", "machine", "threads"})
 """Conditions that may differ: paths, whose names are in `models`, and the machine of CI."""
 
 
-class Verdict(NamedTuple):
+class BoundVerdict(NamedTuple):
     """A figure beside its bound."""
 
     method: str
@@ -70,7 +70,7 @@ def given_bounds(texts: Sequence[str], keys: Sequence[str], left_out: Mapping[st
     return found
 
 
-def above_bounds(result: Mapping[str, Any], bounds: Mapping[str, float]) -> Iterator[Verdict]:
+def above_bounds(result: Mapping[str, Any], bounds: Mapping[str, float]) -> Iterator[BoundVerdict]:
     for key, bound in bounds.items():
         figures = result["methods"][key]
         asked = f"--fail-below asks for at least {bound:g}"
@@ -79,7 +79,7 @@ def above_bounds(result: Mapping[str, Any], bounds: Mapping[str, float]) -> Iter
 
 def above_baseline(
     result: Mapping[str, Any], baseline: Mapping[str, Any], tolerance: float
-) -> Iterator[Verdict]:
+) -> Iterator[BoundVerdict]:
     """Compare every method that both have; each figure may be lower by the tolerance.
 
     The prompts are the same, so their range is no doubt in virtual time, which does not vary.
@@ -88,7 +88,7 @@ def above_baseline(
     for key, earlier in baseline["methods"].items():
         if key in result["left_out"]:
             words = f"{key} is left out, but not in the baseline: {result['left_out'][key]}"
-            yield Verdict(key, "left_out", None, 0.0, False, words)
+            yield BoundVerdict(key, "left_out", None, 0.0, False, words)
         if key not in result["methods"]:
             continue
         mine = result["methods"][key]
@@ -99,16 +99,16 @@ def above_baseline(
                 yield _verdict(key, name, mine, bound, asked, doubted=doubted)
         if earlier.get("equal_to_autoregressive") and not mine["equal_to_autoregressive"]:
             words = f"{key}: its text differs from plain decoding's; in the baseline it does not"
-            yield Verdict(key, "equal_to_autoregressive", 0.0, 1.0, False, words)
+            yield BoundVerdict(key, "equal_to_autoregressive", 0.0, 1.0, False, words)
 
 
 def _verdict(
     key: str, name: str, figures: Mapping[str, Any], bound: float, asked: str, *, doubted: bool = True
-) -> Verdict:
+) -> BoundVerdict:
     value = figures[name]
     if value is None:
         reason = f" ({figures['not_comparable']})" if name == "speedup" and figures["not_comparable"] else ""
-        return Verdict(key, name, None, bound, False, f"{key} has no {FIGURES[name]}{reason}; {asked}")
+        return BoundVerdict(key, name, None, bound, False, f"{key} has no {FIGURES[name]}{reason}; {asked}")
     near = next((n for n in (3, 6, 9) if f"{value:.{n}g}" != f"{bound:.{n}g}"), 4)
     words = f"{key}: the {FIGURES[name]} is {value:.{near}g}; {asked}"
     ranged = doubted and name == "speedup" and figures["speedup_low"] is not None
@@ -117,7 +117,7 @@ def _verdict(
     doubtful = bool(ranged and low < bound <= high)
     if doubtful:
         words += f"; its range of {low:.3g} to {high:.3g} ({figures['speedup_from']}) holds the bound"
-    return Verdict(key, name, value, bound, value >= bound, words, doubtful)
+    return BoundVerdict(key, name, value, bound, value >= bound, words, doubtful)
 
 
 def read_baseline(path: Path) -> dict[str, Any]:

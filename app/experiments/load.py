@@ -58,7 +58,7 @@ def batch_sizes(text: str, name: str) -> list[int]:
     return sizes
 
 
-class Line(NamedTuple):
+class LoadLine(NamedTuple):
     """A method under a policy: one line of the charts."""
 
     method: str
@@ -85,15 +85,15 @@ def policies_of(text: str, name: str) -> list[str]:
 
 
 def served_lines(
-    methods: Sequence[str], policies: Sequence[str], check: Callable[[Line], None]
-) -> tuple[list[Line], dict[str, str]]:
+    methods: Sequence[str], policies: Sequence[str], check: Callable[[LoadLine], None]
+) -> tuple[list[LoadLine], dict[str, str]]:
     """Return plain decoding and the lines that can be served; and why not the others, by name.
 
     `check` raises UsageError for a line that cannot be served. So does this function if a method or
     a policy has no line.
     """
-    able, refused = [Line(BASELINE)], dict[Line, str]()
-    asked = [Line(method, policy) for method in methods if method != BASELINE for policy in policies]
+    able, refused = [LoadLine(BASELINE)], dict[LoadLine, str]()
+    asked = [LoadLine(method, policy) for method in methods if method != BASELINE for policy in policies]
     if not asked and [*policies] != [FIXED]:
         raise UsageError(
             f"plain decoding drafts nothing; name a method beside it, or the policy {FIXED} alone"
@@ -113,10 +113,10 @@ def served_lines(
     return able, {line.name: reason for line, reason in refused.items()}
 
 
-class Job(NamedTuple):
+class LoadRun(NamedTuple):
     """One run: a line with a batch size."""
 
-    line: Line
+    line: LoadLine
     batch: int
     group: str
     load: tuple[tuple[float, ...], int, int, str]
@@ -124,10 +124,10 @@ class Job(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class LoadSetup:
     """What is served: every line with every batch size, and what makes a request good."""
 
-    lines: Sequence[Line]
+    lines: Sequence[LoadLine]
     """Plain decoding first."""
     left_out: Mapping[str, str]
     """Why lines are not served, by name."""
@@ -138,18 +138,18 @@ class Serving:
     tpot_ms: float
     chunk: int = CHUNK
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[LoadRun]:
         """Return the runs in their order: all lines with the smallest batch first."""
-        found = list[Job]()
+        found = list[LoadRun]()
         for batch in self.batches:
             group = uuid.uuid4().hex[:12]
             loads = ((line, (self.arrivals, batch, self.chunk, line.policy)) for line in self.lines)
-            found += [Job(line, batch, group, load) for line, load in loads]
+            found += [LoadRun(line, batch, group, load) for line, load in loads]
         return found
 
-    def result(self, cells: Mapping[Line, Mapping[int, Trace]], warning: str = "") -> dict[str, Any]:
+    def result(self, cells: Mapping[LoadLine, Mapping[int, Trace]], warning: str = "") -> dict[str, Any]:
         """Return the JSON object of `specscope load`; plain decoding has at least one run."""
-        header = next(iter(cells[Line(BASELINE)].values())).header
+        header = next(iter(cells[LoadLine(BASELINE)].values())).header
         load, methods = load_of(header), dict[str, Any]()
         assert load is not None, "every run of this command has a load"
         rows = {
@@ -157,7 +157,7 @@ class Serving:
             for line in cells
         }
         for line, runs in ((line, runs) for line, runs in cells.items() if runs):
-            first, plain = next(iter(runs.values())).header, rows[Line(BASELINE)]
+            first, plain = next(iter(runs.values())).header, rows[LoadLine(BASELINE)]
             methods[line.name] = {
                 **line._asdict(),
                 "config": first.config,
@@ -179,14 +179,14 @@ class Serving:
         }
 
 
-Named = Callable[[Line], str]
+Named = Callable[[LoadLine], str]
 
 
-def _name(line: Line) -> str:
+def _name(line: LoadLine) -> str:
     return line.name
 
 
-def _title(line: Line) -> str:
+def _title(line: LoadLine) -> str:
     return line.title
 
 
@@ -235,9 +235,9 @@ def verdicts(result: Mapping[str, Any], name: Named = _name) -> list[str]:
     return sentences
 
 
-def line_of(method: Mapping[str, Any]) -> Line:
+def line_of(method: Mapping[str, Any]) -> LoadLine:
     """Return the line of an entry of a result's `methods`."""
-    return Line(method["method"], method["policy"])
+    return LoadLine(method["method"], method["policy"])
 
 
 def html(result: Mapping[str, Any], *, links: bool = True) -> str:
@@ -259,7 +259,7 @@ def html(result: Mapping[str, Any], *, links: bool = True) -> str:
     )
 
 
-def series(result: Mapping[str, Any], name: str) -> Iterator[tuple[Line, list[tuple[int, float]]]]:
+def series(result: Mapping[str, Any], name: str) -> Iterator[tuple[LoadLine, list[tuple[int, float]]]]:
     """Yield the points of a figure over the batch size, by line."""
     for method in result["methods"].values():
         batches = method["batches"].items()

@@ -20,7 +20,7 @@ from specscope.engine.types import Limits, Sampling
 from specscope.traces.facts.settings import models_text
 from specscope.traces.lab.axes import Axis, axis, check_axis, value_text
 from specscope.traces.lab.points import Point
-from specscope.traces.lab.sweep import Cell, Job, Runner, Scripted, Sweep
+from specscope.traces.lab.sweep import Runner, ScriptedRunner, Sweep, SweepCell, SweepRun
 
 if TYPE_CHECKING:
     import pandas
@@ -70,7 +70,7 @@ def plan_of(
 
 def scripted(plan: Sweep, profile: str, pair: str | None, tokens: int) -> Runner:
     """Return a runner of drafts that are right at a rate; no model decodes."""
-    runner = Scripted(profile, pair or "", tokens)
+    runner = ScriptedRunner(profile, pair or "", tokens)
     runner.check(plan.samples)
     return runner
 
@@ -98,7 +98,7 @@ def decoder(
             clusters[drafter] = models.enter_context(opened(drafter))
         return clusters[drafter]
 
-    def run(job: Job) -> Trace:
+    def run(job: SweepRun) -> Trace:
         mine = list(prompts) if batched else [prompts[job.sample]]
         given = {"config": job.config, "sampling": seeded(sampling, job.sample), "limits": limits}
         return decode(cluster(job.drafter), job.method, mine, {**given, "group": job.group})
@@ -112,7 +112,7 @@ class Swept:
     """The cells of a sweep, and the papers' points beside them."""
 
     plan: Sweep
-    cells: Sequence[Cell]
+    cells: Sequence[SweepCell]
     points: Sequence[Point] = ()
     warning: str = ""
 

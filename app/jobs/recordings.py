@@ -23,7 +23,7 @@ from specscope.traces.database.file import data_folder
 from specscope.traces.database.store import Store
 from specscope.traces.following.folder import ENDING, Ended, Folder
 from specscope.traces.following.follow import POLL, Tail, Tally
-from specscope.traces.following.growing import Counting, Growth, Log, Metrics
+from specscope.traces.following.growing import Counting, GrowingLog, GrowingMetrics, Growth
 from specscope.traces.view.counts import line
 
 HEADER = b'{"event":"header"'
@@ -99,11 +99,11 @@ class Recordings:
         """Return the reader of a named file, folder or address. UsageError for other names."""
         place = self.files.get(name)
         if isinstance(place, Address):
-            return Counting(Metrics(place, self._every), store)
+            return Counting(GrowingMetrics(place, self._every), store)
         if place is not None and place.is_dir():
             return Folder(place, store, from_end=self._from_end)
         if place is not None and not is_recording(place):
-            return Counting(Log(place, from_end=self._from_end), store)
+            return Counting(GrowingLog(place, from_end=self._from_end), store)
         return self.tail(name)
 
     def _named(self, text: str) -> tuple[str, Path | Address]:

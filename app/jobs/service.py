@@ -35,7 +35,7 @@ MOST_HELD = 128
 """Traces that are kept in memory and are not stored, such as replays."""
 
 
-class Cluster(Protocol):
+class OpenCluster(Protocol):
     """An open cluster as the service uses it; `specscope.open` returns one."""
 
     def run(self, method: str, *prompts: Prompt, **settings: Any) -> Trace: ...
@@ -43,10 +43,10 @@ class Cluster(Protocol):
     def close(self) -> None: ...
 
 
-OpenCluster = Callable[..., Cluster]
+OpenCluster = Callable[..., OpenCluster]
 
 
-def open_cluster(**place: Any) -> Cluster:
+def open_cluster(**place: Any) -> OpenCluster:
     """Return `specscope.open(**place)`; the first call imports torch, which takes seconds."""
     import specscope
 
@@ -73,7 +73,7 @@ class Service:
         self.store = Store(database) if database is not None else None
         self.follower = Follower(recordings or Recordings(), self.store, self._admit)
         self._open = open_cluster
-        self._cluster: tuple[object, Cluster] | None = None
+        self._cluster: tuple[object, OpenCluster] | None = None
         self._runs: OrderedDict[str, LiveRun] = OrderedDict()
         self._held: OrderedDict[str, Trace] = OrderedDict()
         self._queue: deque[LiveRun] = deque()
@@ -266,7 +266,7 @@ class Service:
             raise ServerError(trace.footer.error)
         run.end("cancelled" if trace.status == "cancelled" else "done")
 
-    def _cluster_for(self, request: RunRequest) -> Cluster:
+    def _cluster_for(self, request: RunRequest) -> OpenCluster:
         if self._cluster is None or self._cluster[0] != request.place:
             self._drop()
             self._cluster = request.place, self._open(**dict(request.place), download=False)

@@ -9,8 +9,15 @@ from typing import Any
 from specscope.app.jobs.service import Service
 from specscope.engine.errors import UsageError, shown
 from specscope.traces.database.store import Store
-from specscope.traces.database.windows import Extent, Line
-from specscope.traces.view.aligned import AlignedPart, Output, PartRow, RowView, aligned_rows, aligned_tokens
+from specscope.traces.database.windows import Extent, TokenLine
+from specscope.traces.view.aligned import (
+    AlignedOutput,
+    AlignedPart,
+    PartRow,
+    RowView,
+    aligned_rows,
+    aligned_tokens,
+)
 from specscope.traces.view.packed import packed, packed_run
 from specscope.traces.view.part import bins_view, part_document, part_sections
 
@@ -118,9 +125,9 @@ class _Stored:
     def __init__(self, store: Store, run: str, size: Extent) -> None:
         self.store, self.run, self.size = store, run, size
         self.line = cache(self._line)
-        self.output = Output(store.header(run), lambda sequence: self.line(sequence).ids.tolist())
+        self.output = AlignedOutput(store.header(run), lambda sequence: self.line(sequence).ids.tolist())
 
-    def _line(self, sequence: int) -> Line:
+    def _line(self, sequence: int) -> TokenLine:
         return self.store.line(self.run, self.size, sequence)
 
     def clock(self, ns: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from specscope.app.busy import busy_since, read_load
-from specscope.app.experiments.compare import Comparison, Race, decode_all
+from specscope.app.experiments.compare import Comparison, RacePlan, decode_all
 from specscope.app.named import PromptRow, able, method_keys
 from specscope.app.notebook.opening import arguments, bar, opened, texts
 from specscope.engine.cluster.session import Cluster
@@ -55,7 +55,7 @@ def compare(
         if methods == "all":
             keys, left_out = able(keys, place)
         configs = {key: given.get(key, {}) for key in keys}
-        race = Race(rows, several, configs, sampling, limits, passes)
+        race = RacePlan(rows, several, configs, sampling, limits, passes)
         race.check(measured=not place.placement.profile)
         before = read_load()
         with bar(race.runs, "run", progress) as step:

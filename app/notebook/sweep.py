@@ -15,7 +15,7 @@ from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.lab.axes import ACCEPTANCE, USUAL
 from specscope.traces.lab.points import points_of
-from specscope.traces.lab.sweep import Cell
+from specscope.traces.lab.sweep import SweepCell
 from specscope.traces.lab.sweep import sweep as cells_of
 
 
@@ -76,7 +76,7 @@ def sweep(
         else:
             opener = _opener(cluster, models)
             runner = decoder(plan, samples, sampling, limits, opener, _decode, stack)
-        before, cells = read_load(), list[Cell]()
+        before, cells = read_load(), list[SweepCell]()
         step = stack.enter_context(bar(len(plan.places), "cell", progress))
         for cell in cells_of(plan, runner):
             cells.append(cell)

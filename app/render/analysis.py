@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from specscope.app.render.html import badge, curve, figure, table, text
 from specscope.engine.trace.trace import Trace
 from specscope.traces.facts.closed_forms import best_gamma, dsi_speedup, pearl_speedup, speculative_speedup
-from specscope.traces.judge.diff import Diff, FirstDifference, Step, Waterfall
+from specscope.traces.judge.diff import Diff, FirstDifference, Waterfall, WaterfallStep
 from specscope.traces.view.figures import acceptance
 from specscope.traces.whatif.result import rows, sentences
 
@@ -144,7 +144,7 @@ def _waterfall(waterfall: Waterfall, total: int) -> str:
     return f"<h3>{text(title)}</h3>{table(head, lines, f'Waterfall of {title}')}"
 
 
-def _line(step: Step, start: float, width: float) -> list[str]:
+def _line(step: WaterfallStep, start: float, width: float) -> list[str]:
     kind = "lost" if step.change > 0 else "won"
     times = [f"{step.first / 1e6:,.1f}", f"{step.second / 1e6:,.1f}", f"{step.change / 1e6:+,.1f}"]
     return [text(step.label), *times, _bar(kind, start, width)]

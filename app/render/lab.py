@@ -9,7 +9,7 @@ from specscope.app.render.html import STYLES, app_page, badge, figure, line, run
 from specscope.engine.methods import METHODS
 from specscope.traces.lab.axes import Value, value_text
 from specscope.traces.lab.points import Point
-from specscope.traces.lab.sweep import Cell, Sweep, best
+from specscope.traces.lab.sweep import Sweep, SweepCell, best
 
 SLOWEST, FASTEST = 0.5, 1.5
 """Speed-ups of the strongest colours; a larger one in the map replaces `FASTEST`."""
@@ -19,14 +19,19 @@ PAPER = ("#767676", "#8f8f8f", "solid")
 
 
 def sweep_result(
-    plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], *, drawn: bool = False, links: bool = True
+    plan: Sweep,
+    cells: Sequence[SweepCell],
+    points: Sequence[Point],
+    *,
+    drawn: bool = False,
+    links: bool = True,
 ) -> str:
     """Return caption, heat map and list of points, and the chart once the sweep has ended."""
     chart = spread_chart(plan, cells, points) if drawn else ""
     return caption(plan, cells) + heat_map(plan, cells, points, links=links) + chart
 
 
-def caption(plan: Sweep, cells: Sequence[Cell]) -> str:
+def caption(plan: Sweep, cells: Sequence[SweepCell]) -> str:
     clock = next((cell.clock for cell in cells if cell.clock), "")
     kind = "seed" if plan.scripted else "sample"
     counts = [f"{n} {name}{'' if n == 1 else 's'}" for n, name in ((plan.samples, kind),)]
@@ -36,7 +41,9 @@ def caption(plan: Sweep, cells: Sequence[Cell]) -> str:
     return f'<p class="app-note">{badge(clock) if clock else ""} {text(" · ".join(facts))}</p>'
 
 
-def heat_map(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point] = (), *, links: bool = True) -> str:
+def heat_map(
+    plan: Sweep, cells: Sequence[SweepCell], points: Sequence[Point] = (), *, links: bool = True
+) -> str:
     """Return a table of speed-ups, a row per value of the second axis, with the papers' points."""
     rows = _rows(plan)
     done = {(cell.row, cell.column): cell for cell in cells}
@@ -71,7 +78,7 @@ def _rows(plan: Sweep) -> list[Value | None]:
     return [*plan.rows.ordered[:: 1 if plan.rows.drafters else -1]]
 
 
-def spread_chart(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
+def spread_chart(plan: Sweep, cells: Sequence[SweepCell], points: Sequence[Point]) -> str:
     """Return a chart of the speed-ups with bars from the lowest to the highest one."""
     known = [cell for cell in cells if cell.speedups]
     if len({cell.column for cell in known}) < 2:
@@ -105,14 +112,14 @@ def spread_chart(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) ->
     return figure(lines, label, 300, showlegend=True, **axes)
 
 
-def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], *, drawn: bool = True) -> str:
+def page(plan: Sweep, cells: Sequence[SweepCell], points: Sequence[Point], *, drawn: bool = True) -> str:
     """Return heat map and (if `drawn`) chart as a page; it names the runs and needs no server."""
     axes = " and ".join(one.title for one in (plan.columns, plan.rows) if one)
     body = sweep_result(plan, cells, points, drawn=drawn, links=False)
     return app_page(f"{METHODS[plan.method].title}: {axes}", body, drawn="data-figure" in body)
 
 
-def sweep_progress(plan: Sweep, cells: Sequence[Cell]) -> str:
+def sweep_progress(plan: Sweep, cells: Sequence[SweepCell]) -> str:
     return progress(len(cells), len(plan.places), "cells")
 
 
@@ -175,7 +182,9 @@ def _listed(points: Sequence[Point], marks: str) -> str:
     return f'<details class="app-points" open><summary>Points of papers</summary><ol>{items}</ol></details>'
 
 
-def _cell(cell: Cell | None, framed: Sequence[Cell | None], top: float, marks: str, *, links: bool) -> str:
+def _cell(
+    cell: SweepCell | None, framed: Sequence[SweepCell | None], top: float, marks: str, *, links: bool
+) -> str:
     if cell is None:
         return f"<td>{marks}</td>"
     if not cell.speedups:

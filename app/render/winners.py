@@ -10,7 +10,7 @@ from typing import Any
 
 from specscope.app.render.html import app_page, run_address, scrolling, text
 from specscope.app.render.table import Column, Table
-from specscope.traces.lab.plan import Plan, assumptions
+from specscope.traces.lab.plan import MapPlan, assumptions
 from specscope.traces.lab.winners import EQUAL, VALUES, Result, Winner, winner
 
 COLOURS = ("#4d5866", "#0b62b0", "#0f7a4f", "#8f3f71", "#a4480c", "#6a51c0")
@@ -25,7 +25,7 @@ _STYLE = (
 )
 
 
-def map_svg(plan: Plan, results: Sequence[Result], by: str = "runs", columns: int = 2) -> str:
+def map_svg(plan: MapPlan, results: Sequence[Result], by: str = "runs", columns: int = 2) -> str:
     """Return a panel for each number of devices: a cell per acceptance rate and c.
 
     A cell has the fastest method's colour, name and speed-up, its lead over the second method, and
@@ -53,7 +53,7 @@ def map_svg(plan: Plan, results: Sequence[Result], by: str = "runs", columns: in
     )
 
 
-def _panel(plan: Plan, results: Sequence[Result], devices: int, by: str) -> str:
+def _panel(plan: MapPlan, results: Sequence[Result], devices: int, by: str) -> str:
     parts = [
         f'<text class="t l" x="{_LEFT}" y="16">Up to {devices} devices{_target(plan)}: fastest, {by}</text>',
         f'<text class="l" x="{_LEFT}" y="32">across: c = T(target) / T(drafter); down: acceptance rate</text>',
@@ -73,11 +73,11 @@ def _panel(plan: Plan, results: Sequence[Result], devices: int, by: str) -> str:
     return "".join(parts)
 
 
-def _target(plan: Plan) -> str:
+def _target(plan: MapPlan) -> str:
     return f", {plan.target_devices} for a target" if plan.target_devices > 1 else ""
 
 
-def _cell(plan: Plan, found: Winner | None, x: int, y: int) -> str:
+def _cell(plan: MapPlan, found: Winner | None, x: int, y: int) -> str:
     if found is None:
         return f'<text class="l" x="{x + _CELL_WIDTH / 2}" y="{y + 21}" text-anchor="middle">–</text>'
     keys = [entrant.key for entrant in plan.methods]
@@ -97,7 +97,7 @@ def _cell(plan: Plan, found: Winner | None, x: int, y: int) -> str:
     )
 
 
-def _key(plan: Plan, y: int) -> str:
+def _key(plan: MapPlan, y: int) -> str:
     parts, x = list[str](), _LEFT
     for entrant, colour in zip(plan.methods, COLOURS, strict=False):
         words = entrant.title if entrant.title == entrant.short else f"{entrant.short}: {entrant.title}"
@@ -135,7 +135,7 @@ def _row(one: Result) -> dict[str, Any]:
     return {**one.facts(), **figures, "spread": spread_text(one), "settings": settings}
 
 
-def map_html(plan: Plan, results: Sequence[Result], by: str) -> str:
+def map_html(plan: MapPlan, results: Sequence[Result], by: str) -> str:
     return f"{scrolling(f'Fastest method: {by}')}{map_svg(plan, results, by)}</div>"
 
 
@@ -149,7 +149,7 @@ def race_html(results: Sequence[Result]) -> str:
     return Table(COLUMNS, [*map(_row, ranked)]).html("Race at this place", links)
 
 
-def page(plan: Plan, results: Sequence[Result]) -> str:
+def page(plan: MapPlan, results: Sequence[Result]) -> str:
     """Return both maps and all numbers as a page of its own, which needs no server."""
     maps = "".join(map_html(plan, results, by) for by in VALUES)
     body = f"{maps}{Table([*PLACE, *COLUMNS], [*map(_row, results)]).html('All results')}"

@@ -29,7 +29,7 @@ from specscope.app.tabs.settings import (
     read,
     row,
 )
-from specscope.app.tabs.wiring import CHARTS, QUIET, State, Stops, build_message, plain_html
+from specscope.app.tabs.wiring import CHARTS, QUIET, Stops, WorkState, build_message, plain_html
 from specscope.engine.bounds import check_prompt
 from specscope.engine.checkpoints.forms import FORMS
 from specscope.engine.errors import SpecScopeError, UsageError, shown
@@ -48,7 +48,7 @@ from specscope.traces.lab.axes import (
     sweepable,
 )
 from specscope.traces.lab.points import Point, points_of
-from specscope.traces.lab.sweep import MOST_SEEDS, MOST_TOKENS, Cell, Job, Runner, Sweep, sweep
+from specscope.traces.lab.sweep import MOST_SEEDS, MOST_TOKENS, Runner, Sweep, SweepCell, SweepRun, sweep
 
 _SWEEP = (
     "Every cell is a run of the method's own code: speed-up over plain decoding under the same conditions, the mean of "
@@ -120,7 +120,7 @@ def sweep_work(given: LabSettings, service: Service, stop: threading.Event) -> S
             request = request_of(given.models, [given.method], prompts, limits, *place)
     messages = (request.prompt, *request.further)
 
-    def decode(job: Job) -> Trace:
+    def decode(job: SweepRun) -> Trace:
         """Queue a job at the service, and wait for its end."""
         first, *further = messages if METHODS[job.method].batched else [messages[job.sample]]
         drafter = () if job.drafter == USUAL else (job.drafter,)
@@ -255,11 +255,11 @@ class Lab:
         values = gr.update(visible=rows != MODELS_ROW, **usual)
         return [values, gr.update(visible=not scripted), gr.update(visible=scripted)]
 
-    def run(self, *given: Any) -> Iterator[State]:
+    def run(self, *given: Any) -> Iterator[WorkState]:
         return self.stops.states(lambda stop: self._work(self.controls.settings(given), stop))
 
     def _work(self, given: LabSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
-        work, cells, before = sweep_work(given, self.service, stop), list[Cell](), read_load()
+        work, cells, before = sweep_work(given, self.service, stop), list[SweepCell](), read_load()
         plan = work.plan
         yield sweep_progress(plan, cells), sweep_result(plan, cells, work.points)
         try:
@@ -282,7 +282,7 @@ def example() -> str:
     """Return heat map and chart of the finished example; its cells have no traces to open."""
     found = read("lab")
     plan, points, _ = planned(usual_settings())
-    cells = [Cell(row, column, tuple(map(tuple, speeds)), ()) for row, column, speeds in found["cells"]]
+    cells = [SweepCell(row, column, tuple(map(tuple, speeds)), ()) for row, column, speeds in found["cells"]]
     return marked("Sweep", found["clock"]) + sweep_result(plan, cells, points, drawn=True, links=False)
 
 

@@ -13,9 +13,9 @@ from gradio.components import Component
 
 from specscope.app.busy import busy_since, read_load
 from specscope.app.experiments.load import (
-    Job,
-    Line,
-    Serving,
+    LoadLine,
+    LoadRun,
+    LoadSetup,
     batch_sizes,
     html,
     parse_arrivals,
@@ -31,7 +31,7 @@ from specscope.app.render.lab import progress
 from specscope.app.tabs.lab import request_of, waiting
 from specscope.app.tabs.requests import FormError, at, check_profile, lines_of
 from specscope.app.tabs.settings import HERE, Controls, asked, check, clusters, marked, models, read, row
-from specscope.app.tabs.wiring import CHARTS, QUIET, State, Stops, build_message, plain_html
+from specscope.app.tabs.wiring import CHARTS, QUIET, Stops, WorkState, build_message, plain_html
 from specscope.engine.bounds import check_prompt
 from specscope.engine.errors import SpecScopeError, UsageError, shown
 from specscope.engine.methods import BASELINE, METHODS
@@ -61,12 +61,12 @@ def servable() -> list[str]:
     found = list[str]()
     for key in METHODS:
         with suppress(UsageError):
-            _check(Line(key))
+            _check(LoadLine(key))
             found.append(key)
     return found
 
 
-def _check(line: Line) -> None:
+def _check(line: LoadLine) -> None:
     method = METHODS[line.method]
     under_load(line.method, method.layout(method.configure({})), Load((0.0,), policy=line.policy), 1)
 
@@ -118,7 +118,7 @@ def usual_settings() -> LoadSettings:
 class LoadPlan(NamedTuple):
     """Runs that can begin."""
 
-    serving: Serving
+    serving: LoadSetup
     request: RunRequest
     """What all runs share; `prompt` and `further` are the requests' prompts."""
 
@@ -153,7 +153,7 @@ def load_plan(given: LoadSettings) -> LoadPlan:
     prompts = [known[i % len(known)] for i in range(len(arrivals))]
     with at("load-models"):
         request = request_of(given.models, methods, prompts, Limits(given.tokens), given.profile, given.pair)
-    return LoadPlan(Serving(lines, left_out, sizes, tuple(arrivals), given.ttft, given.tpot), request)
+    return LoadPlan(LoadSetup(lines, left_out, sizes, tuple(arrivals), given.ttft, given.tpot), request)
 
 
 def _arrivals(given: LoadSettings) -> list[float]:
@@ -174,8 +174,8 @@ def _arrivals(given: LoadSettings) -> list[float]:
 
 
 def serve(
-    plan: LoadPlan, jobs: Sequence[Job], service: Service, stop: threading.Event
-) -> Iterator[tuple[Job, LiveRun, Trace | None]]:
+    plan: LoadPlan, jobs: Sequence[LoadRun], service: Service, stop: threading.Event
+) -> Iterator[tuple[LoadRun, LiveRun, Trace | None]]:
     """Execute the runs one after the other.
 
     A job comes several times while it waits and runs, and at its end with the trace.
@@ -221,12 +221,12 @@ class LoadTab:
         shown = (arriving == RATE, arriving == TIMES, arriving != TIMES)
         return [gr.update(visible=visible) for visible in shown]
 
-    def run(self, *given: Any) -> Iterator[State]:
+    def run(self, *given: Any) -> Iterator[WorkState]:
         return self.stops.states(lambda stop: self._work(self.controls.settings(given), stop))
 
     def _work(self, given: LoadSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
         plan, done, before, drawn = load_plan(given), 0, read_load(), ""
-        cells, jobs = dict[Line, dict[int, Trace]](), plan.serving.jobs()
+        cells, jobs = dict[LoadLine, dict[int, Trace]](), plan.serving.jobs()
         last = {job.batch: job for job in jobs}.values()
         yield progress(done, len(jobs), "runs"), drawn
         try:
@@ -253,9 +253,9 @@ def _state(plan: LoadPlan, run: LiveRun) -> str:
     return f"{begun} of {len(plan.serving.arrivals)} requests have their first token"
 
 
-def _result(plan: LoadPlan, cells: dict[Line, dict[int, Trace]], warning: str = "") -> str:
+def _result(plan: LoadPlan, cells: dict[LoadLine, dict[int, Trace]], warning: str = "") -> str:
     """Return the figures of the runs that are done; empty without one."""
-    return html(plan.serving.result(cells, warning)) if cells.get(Line(BASELINE)) else ""
+    return html(plan.serving.result(cells, warning)) if cells.get(LoadLine(BASELINE)) else ""
 
 
 def example() -> str:
@@ -265,7 +265,7 @@ def example() -> str:
 
 def make_example(service: Service) -> dict[str, Any]:
     """Run the usual settings; return their result."""
-    plan, cells = load_plan(usual_settings()), dict[Line, dict[int, Trace]]()
+    plan, cells = load_plan(usual_settings()), dict[LoadLine, dict[int, Trace]]()
     for job, _, trace in serve(plan, plan.serving.jobs(), service, threading.Event()):
         if trace is not None:
             cells.setdefault(job.line, {})[job.batch] = trace

@@ -12,7 +12,7 @@ from specscope.app.render.html import note
 if TYPE_CHECKING:
     import gradio as gr
 
-    from specscope.traces.papers.rows import Paper, Row
+    from specscope.traces.papers.rows import Paper, PaperRow
 
 ADDRESS = "/specscope/papers.html"
 _FILE = f'<p class="app-note"><a href="{ADDRESS}" target="_blank" rel="noopener">The same as one page</a></p>'
@@ -66,20 +66,20 @@ def computing() -> Iterator[str]:
         _rows(paper.key)
 
 
-def _all() -> tuple[list[Paper], list[Row]]:
+def _all() -> tuple[list[Paper], list[PaperRow]]:
     from specscope.traces.papers.summary import chosen
 
     papers = chosen(KEYS)
     return papers, [row for paper in papers for row in _rows(paper.key)]
 
 
-def _rows(key: str) -> tuple[Row, ...]:
+def _rows(key: str) -> tuple[PaperRow, ...]:
     with _LOCK:  # the first request computes, the others wait for it
         return _computed(key)
 
 
 @cache
-def _computed(key: str) -> tuple[Row, ...]:
+def _computed(key: str) -> tuple[PaperRow, ...]:
     from specscope.traces.papers.summary import PAPERS
 
     return tuple(PAPERS[key].rows())

@@ -16,9 +16,9 @@ from specscope.app.jobs.service import Service
 from specscope.app.render.html import alert, note
 from specscope.app.render.lab import progress
 from specscope.app.render.winners import map_html, race_html
-from specscope.app.tabs.wiring import QUIET, SMALL, State, Stops, build_message, plain_html
+from specscope.app.tabs.wiring import QUIET, SMALL, Stops, WorkState, build_message, plain_html
 from specscope.engine.errors import SpecScopeError
-from specscope.traces.lab.plan import Plan
+from specscope.traces.lab.plan import MapPlan
 from specscope.traces.lab.winners import VALUES, Result, given_back, results, with_target
 
 TARGETS = (1, 2, 4, 8)
@@ -59,7 +59,7 @@ class MapPart:
     def drawn(self, by: str, target: int) -> str:
         return map_html(*with_target(*stored(), target), by) if by in VALUES and target in TARGETS else ""
 
-    def run(self, c: Any, rate: Any, target: Any) -> Iterator[State]:
+    def run(self, c: Any, rate: Any, target: Any) -> Iterator[WorkState]:
         return self.stops.states(lambda stop: self._work(c, rate, target, stop))
 
     def _work(self, c: Any, rate: Any, target: Any, stop: threading.Event) -> Generator[tuple[str, str]]:
@@ -81,6 +81,6 @@ class MapPart:
 
 
 @cache
-def stored() -> tuple[Plan, list[Result]]:
+def stored() -> tuple[MapPlan, list[Result]]:
     """Return plan and results of the finished map: the JSON of `specscope map`."""
     return given_back(json.loads(FILE.read_text(encoding="utf-8")))

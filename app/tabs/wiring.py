@@ -35,7 +35,7 @@ def build_message(elem_id: str) -> gr.HTML:
     return plain_html(elem_id=elem_id, js_on_load="SpecScopeErrors.watch(element, watch);")
 
 
-class State(NamedTuple):
+class WorkState(NamedTuple):
     """What the page shows of long work."""
 
     name: str
@@ -50,16 +50,16 @@ class Stops:
     def __init__(self) -> None:
         self._events: dict[str, threading.Event] = {}
 
-    def states(self, work: Callable[[threading.Event], Generator[tuple[str, str]]]) -> Iterator[State]:
+    def states(self, work: Callable[[threading.Event], Generator[tuple[str, str]]]) -> Iterator[WorkState]:
         """Yield what the page shows of work, from its (message, result); an error is an alert."""
         name, stop = uuid.uuid4().hex, threading.Event()
         self._events[name] = stop
         try:
             with closing(work(stop)) as steps:
                 for message, result in steps:
-                    yield State(name, message, result)
+                    yield WorkState(name, message, result)
         except SpecScopeError as error:
-            yield State(name, alert(error), "")
+            yield WorkState(name, alert(error), "")
         finally:
             del self._events[name]
 
@@ -72,7 +72,7 @@ class Stops:
         self,
         start: gr.Button,
         stop: gr.Button,
-        run: Callable[..., Iterator[State]],
+        run: Callable[..., Iterator[WorkState]],
         given: list[gr.components.Component],
         shown: list[gr.components.Component],
     ) -> None:

@@ -9,7 +9,7 @@ function verdictNodes(used, start) {
     reason && el("p", {}, reason),
     advice && el("p", {}, advice),
     run && start && el("button", { type: "button", class: "ss-button ss-wide-button", title: `Predicted by ${run.source}`, onclick: () => start(used, run) }, `Run ${run.title} with ${run.setting}`),
-    drafter && el("p", {}, drafter, start ? "" : " The option is --drafter int4."),
+    drafter && el("p", {}, drafter, other && !start ? " The option is --drafter int4." : ""),
     other && start && el("button", { type: "button", class: "ss-button ss-wide-button", title: "Chooses this drafter and runs again", onclick: () => start(used, other) }, `Run again with the drafter ${other.drafter}`),
   ].filter(Boolean);
 }

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from specscope.engine.checkpoints.config import read_json
 from specscope.engine.errors import ModelError, one_line, plain_name
 from specscope.engine.files import cache_folder
-from specscope.engine.model.families import FAMILIES, Place
+from specscope.engine.model.families import FAMILIES, TensorPlace
 from specscope.engine.model.int8 import dequantised, quantised
 from specscope.engine.model.shape import EMBEDDING
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specscope.engine.model.shape import ModelShape
-    from specscope.engine.model.shard import Part
+    from specscope.engine.model.shard import TensorPart
 
 SUFFIX = ".scale"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -89,7 +89,7 @@ class Checkpoint:
     def _stored(self, ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         stored, stacks = dict[str, tuple[int, ...]](), dict[str, int]()
         for key, size in ours.items():
-            place = self._places.get(key, Place(key))
+            place = self._places.get(key, TensorPlace(key))
             rows, held = place.start + size[0], stored.get(place.key)
             if held is not None:  # fused: the last of ours ends it
                 rows = max(rows, held[-1] if place.transposed else held[0])
@@ -127,14 +127,16 @@ class Checkpoint:
                 f"{available / 1e9:.1f} GB"
             )
 
-    def take(self, key: str, device: torch.device, dtype: torch.dtype, part: Part | None = None) -> Tensor:
+    def take(
+        self, key: str, device: torch.device, dtype: torch.dtype, part: TensorPart | None = None
+    ) -> Tensor:
         """Return a copy of one tensor, or its `part` without what lies beyond the tensor's end.
 
         The embeddings may be memory that processes share: they are the file's own memory, mapped
         anew so that no other tensor of the file remains in memory, if a CPU uses them as stored in
         the cache folder: its files are never rewritten.
         """
-        place = self._places.get(key, Place(key))
+        place = self._places.get(key, TensorPlace(key))
         whole = self._slice(place.key).get_shape()
         is_fused = 0 < place.rows < whole[0]
         if place.added:
@@ -147,7 +149,7 @@ class Checkpoint:
             return dequantised(tensor, self._scale(place.key)).to(device, dtype)
         return tensor.to(device, dtype, copy=not is_embedding or cache_folder() not in path.parents)
 
-    def _cut(self, place: Place, part: Part | None) -> Tensor:
+    def _cut(self, place: TensorPlace, part: TensorPart | None) -> Tensor:
         """Return our tensor, or a part of it, as stored, or in float32 if that is int8."""
         stored = self._slice(place.key)
         shape = stored.get_shape()[int(place.expert >= 0) :]

@@ -19,7 +19,7 @@ from specscope.engine.files import cache_folder
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specscope.engine.checkpoints.gguf_file import GgufFile, Source
+    from specscope.engine.checkpoints.gguf_file import GgufFile, TensorSource
 
 MANIFEST = "conversion.json"
 SHARD = 2 * 2**30
@@ -141,7 +141,7 @@ def _drop_extra_tokens(path: Path, vocab_size: int) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
-def _write_weights(sources: dict[str, Source], folder: Path, report: Callable[[int], None]) -> None:
+def _write_weights(sources: dict[str, TensorSource], folder: Path, report: Callable[[int], None]) -> None:
     """Write all tensors in shards, with one shard in memory; `report` takes the bytes done."""
     from safetensors.torch import save_file
 

@@ -45,7 +45,7 @@ _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 8
 
 
-class Source(NamedTuple):
+class TensorSource(NamedTuple):
     """A tensor of `gguf.GGUFReader`, from which a checkpoint tensor is made."""
 
     tensor: Any
@@ -106,7 +106,7 @@ class GgufFile:
 
     @property
     def size(self) -> int:
-        return sum(Source(tensor, 0).size for tensor in self._reader.tensors)
+        return sum(TensorSource(tensor, 0).size for tensor in self._reader.tensors)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -120,14 +120,14 @@ class GgufFile:
             sizes |= {field: value} if value else {}
         return sizes
 
-    def sources(self, config: Any) -> dict[str, Source]:
+    def sources(self, config: Any) -> dict[str, TensorSource]:
         """Return checkpoint tensor name -> tensor of the file, of the config's shape."""
         tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         gguf_name = _gguf_names(config.num_hidden_layers)
         heads: dict[str, int] = {}
         if self.architecture == "llama":
             heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        sources, shape = dict[str, Source](), ModelShape.of(config, self.path)
+        sources, shape = dict[str, TensorSource](), ModelShape.of(config, self.path)
         places = shape.places(["model."])
         for ours, size in shape.tensors().items():
             name = places[ours].key
@@ -137,8 +137,8 @@ class GgufFile:
             if stored not in tensors:
                 raise ModelError(f"{self.path} lacks the tensor {stored}")
             expert = int(number[1]) if number else -1
-            source = Source(tensors[stored], heads.get(module.rpartition(".")[2], 0), expert)
-            whole = Source(tensors[stored], 0).shape
+            source = TensorSource(tensors[stored], heads.get(module.rpartition(".")[2], 0), expert)
+            whole = TensorSource(tensors[stored], 0).shape
             if source.shape != [*size] or (number and expert >= whole[0]):
                 asked = [config.num_experts, *size] if number else [*size]
                 raise ModelError(f"{self.path}: {stored} has shape {whole}; its metadata asks for {asked}")

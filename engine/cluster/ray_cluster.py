@@ -30,7 +30,7 @@ from specscope.engine.cluster.ray_connect import (
 )
 from specscope.engine.errors import SpecScopeError, UsageError, one_line
 from specscope.engine.runtimes.process import Setup
-from specscope.engine.runtimes.ray.worker import Node, RayWorker, reachable
+from specscope.engine.runtimes.ray.worker import RayNode, RayWorker, reachable
 
 EVERY_S = 1.0
 """Seconds between two checks of the workers and of the head."""
@@ -53,7 +53,7 @@ _users: list[RayCluster] = []
 class Bundle(NamedTuple):
     """Devices of one node that are reserved together: one worker's, or those of all ranks."""
 
-    node: Node
+    node: RayNode
     resource: str
     devices: tuple[str, ...]
 
@@ -61,7 +61,7 @@ class Bundle(NamedTuple):
         return f"{len(self.devices)} {self.resource}{on(self.node)}"
 
 
-class Place(NamedTuple):
+class DevicePlace(NamedTuple):
     """Where a device is reserved."""
 
     group: Any
@@ -87,12 +87,12 @@ class RayCluster:
     """
 
     def __init__(self, address: str | None, cpus: int) -> None:
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, DevicePlace] = {}
         """Where each device is that this session has reserved, by the device's name."""
         self._workers: list[RayWorker] = []
         self._closing = threading.Event()
         self._folder = ""
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, RayNode] = {}
         """All nodes that were found, by Ray's id; a worker and its node share the clock."""
         self.address = checked(address)
         self._ray = import_ray(starts=self.address == "local")
@@ -136,7 +136,7 @@ class RayCluster:
             where = "start Ray" if starts else f"connect to Ray at {self.address}"
             raise SpecScopeError(f"cannot {where}: {one_line(error) if starts else reason(error)}") from None
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[RayNode]:
         """Return the nodes that answer, with their resources now; this machine's own node first.
 
         Nodes that join later get the next numbers.
@@ -154,7 +154,7 @@ class RayCluster:
         free, found = free_by_node(), set[str]()
         for entry in alive:
             key, address = entry["NodeID"], entry["NodeManagerAddress"]
-            node = self._nodes.get(key) or Node(key, "", address, entry["NodeManagerPort"], key == own)
+            node = self._nodes.get(key) or RayNode(key, "", address, entry["NodeManagerPort"], key == own)
             if not node.answers():
                 continue
             if key not in self._nodes and self.address != "local":
@@ -194,7 +194,7 @@ class RayCluster:
                 f"{', '.join(free) or 'no node answers'}: another session or program uses the rest (`ray status`)"
             )
         for i, bundle in enumerate(bundles):
-            self.places |= dict.fromkeys(bundle.devices, Place(group, i, bundle))
+            self.places |= dict.fromkeys(bundle.devices, DevicePlace(group, i, bundle))
 
     def _free_devices(self) -> None:
         """Free all devices; Ray kills the actors on them.
@@ -219,7 +219,7 @@ class RayCluster:
         while waits(free_by_node()) and time.monotonic() < end:
             time.sleep(0.02)
 
-    def start(self, setup: Setup, place: Place, *, cpus: int, gpus: int) -> Any:
+    def start(self, setup: Setup, place: DevicePlace, *, cpus: int, gpus: int) -> Any:
         """Start the actor of a worker where its device is reserved.
 
         It takes these processors and GPUs of the reservation; Ray shows it the GPUs.
@@ -278,9 +278,9 @@ def free_by_node() -> dict[str, dict[str, float]]:
     return available_resources_per_node()
 
 
-def state(node: Node, resource: str) -> str:
+def state(node: RayNode, resource: str) -> str:
     return f"{node.free.get(resource, 0):g} of {node.total.get(resource, 0):g} {resource}{on(node)}"
 
 
-def on(node: Node) -> str:
+def on(node: RayNode) -> str:
     return f" on {node.name}" if node.name else ""

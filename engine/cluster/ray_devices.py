@@ -25,7 +25,7 @@ from specscope.engine.cluster.pool import Pool
 from specscope.engine.cluster.ray_cluster import Bundle, RayCluster, state
 from specscope.engine.errors import SpecScopeError, UsageError
 from specscope.engine.runtimes.process import Setup
-from specscope.engine.runtimes.ray.worker import Node, RayWorker, References
+from specscope.engine.runtimes.ray.worker import RayNode, RayWorker, References
 from specscope.engine.trace.events import Device
 from specscope.engine.worker.worker import Worker
 
@@ -47,10 +47,10 @@ class RayNodes:
     def __post_init__(self) -> None:
         self.where = "the Ray cluster has free"
         self.resource = RESOURCES[self.options.device]
-        self._nodes: list[Node] = []
+        self._nodes: list[RayNode] = []
         self._read = -FRESH_S
         self._numbered: dict[str, list[Device]] = {}
-        self._node_of: dict[str, Node] = {}
+        self._node_of: dict[str, RayNode] = {}
         self._usable: list[Device] = []
         self._workers: dict[str, RayWorker] = {}
         """Workers by name; they start with the reservation of their devices."""
@@ -78,7 +78,7 @@ class RayNodes:
             raise self._shortage()
         return tuple(self._usable)
 
-    def _number(self, nodes: Sequence[Node]) -> None:
+    def _number(self, nodes: Sequence[RayNode]) -> None:
         places = [[(node, i) for i in range(int(node.total.get(self.resource, 0)))] for node in nodes]
         for node, i in _in_turn(places):
             kind = "cuda" if self.resource == "GPU" else "cpu"
@@ -87,7 +87,7 @@ class RayNodes:
             self._node_of[device.name] = node
             self._numbered.setdefault(node.id, []).append(device)
 
-    def _usable_on(self, node: Node) -> list[Device]:
+    def _usable_on(self, node: RayNode) -> list[Device]:
         """Return the devices of a node that this session holds, and as many others as are free."""
         devices = self._numbered.get(node.id, [])
         others = [device for device in devices if device.name not in self.cluster.places]

@@ -48,7 +48,7 @@ class Costs:
         return float(_at(self.drafter, rows).sum()) if self.drafter and len(rows) else 0.0
 
 
-class Forecast(NamedTuple):
+class Prospect(NamedTuple):
     """What is known about the drafts of a round before they are drawn."""
 
     survivals: np.ndarray
@@ -67,26 +67,26 @@ class Lengths(NamedTuple):
     speed: float
 
 
-def by_survival(known: Forecast, costs: Costs) -> Lengths:
+def by_survival(known: Prospect, costs: Costs) -> Lengths:
     """Return the length of each request's draft."""
     depths = range(1, known.survivals.shape[1] + 1)
     return _fastest(known, [_admitted(known, costs, depth) for depth in depths], costs)
 
 
-def by_batch(known: Forecast, costs: Costs) -> Lengths:
+def by_batch(known: Prospect, costs: Costs) -> Lengths:
     """Return one length for all requests, as far as they can draft it."""
     possible = (known.survivals > 0).sum(1)
     depths = range(1, known.survivals.shape[1] + 1)
     return _fastest(known, [np.minimum(depth, possible) for depth in depths], costs)
 
 
-def _fastest(known: Forecast, candidates: Sequence[np.ndarray], costs: Costs) -> Lengths:
+def _fastest(known: Prospect, candidates: Sequence[np.ndarray], costs: Costs) -> Lengths:
     plain = np.zeros(len(known.survivals), dtype=np.int64)
     found = [Lengths(places, speed(known, places, costs)) for places in (plain, *candidates)]
     return max(found, key=lambda lengths: lengths.speed)  # among equals the shortest
 
 
-def speed(known: Forecast, places: np.ndarray, costs: Costs) -> float:
+def speed(known: Prospect, places: np.ndarray, costs: Costs) -> float:
     """Return the expected tokens/s of a round with these draft lengths."""
     drafted = np.arange(known.survivals.shape[1]) < places[:, None]
     requests = drafted.sum(0)
@@ -97,7 +97,7 @@ def speed(known: Forecast, places: np.ndarray, costs: Costs) -> float:
     return tokens / (drafting + float(costs.verify(rows)) + costs.judging * (levels > 0))
 
 
-def _admitted(known: Forecast, costs: Costs, depth: int) -> np.ndarray:
+def _admitted(known: Prospect, costs: Costs, depth: int) -> np.ndarray:
     """Return DSpark's lengths for drafts of at most `depth` places, whose forwards are paid."""
     count, survivals = len(known.survivals), known.survivals[:, :depth]
     order = np.argsort(-survivals, axis=None, kind="stable")
@@ -124,14 +124,14 @@ def _at(curve: Curve, rows: np.ndarray) -> np.ndarray:
     return np.interp(rows, numbers, seconds) + slope * np.maximum(0, rows - numbers[-1])
 
 
-class Rates:
+class PlaceRates:
     """How often each place is accepted, given that those before it were: of a request, or of all.
 
     A rate of few observations is drawn towards that of `others` at this place, or for all requests
     towards that of the place before.
     """
 
-    def __init__(self, others: Rates | None = None) -> None:
+    def __init__(self, others: PlaceRates | None = None) -> None:
         self._others = others
         self._hits, self._offers = np.zeros(0), np.zeros(0)
 

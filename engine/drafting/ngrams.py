@@ -21,7 +21,7 @@ import numpy as np
 from specscope.engine.types import NO_TREE, Draft, DraftToken, Gram, PoolUpdate, Tree
 
 
-class Pool:
+class NgramPool:
     """N-grams by their first token, most recently seen first; at most `most` per first token."""
 
     def __init__(self, most: int) -> None:
@@ -48,7 +48,7 @@ class Pool:
         return list(reversed(self._tails.get(token, {})))[:most]
 
 
-class Window:
+class GuessWindow:
     """Levels of guessed tokens, one column per next position.
 
     The first level is tokens of the prompt, evenly spaced (the paper allows any tokens). Each
@@ -100,7 +100,7 @@ class Lookahead:
     def __init__(
         self, model: str, prompt: Sequence[int] | np.ndarray, level: int, columns: int, most: int
     ) -> None:
-        self.window, self.pool = Window(prompt, level, columns), Pool(most)
+        self.window, self.pool = GuessWindow(prompt, level, columns), NgramPool(most)
         self._model, self._gained = model, list[Gram]()
 
     def learn(self, grams: Sequence[Gram]) -> None:

@@ -29,7 +29,7 @@ class Budget(NamedTuple):
         return max(0, min(self.most, int(self.factor * match + self.offset + 1e-6)))
 
 
-class Found(NamedTuple):
+class SuffixDraft(NamedTuple):
     """A draft from a tree; empty, with score 0, if nothing follows a match."""
 
     tokens: tuple[int, ...] = ()
@@ -126,12 +126,12 @@ class SuffixTree:
                 node, i = child, i + child.length
         del self._texts[number]
 
-    def draft(self, tokens: Sequence[int], budget: Budget) -> Found:
+    def draft(self, tokens: Sequence[int], budget: Budget) -> SuffixDraft:
         """Return the draft after the end of `tokens` with the largest score.
 
         Each match length has one draft; of equal scores the longer match wins.
         """
-        best = Found()
+        best = SuffixDraft()
         for match in range(1, min(self._depth - 1, len(tokens)) + 1):
             place = self._find(tokens[-match:])
             if place is None:
@@ -154,7 +154,7 @@ class SuffixTree:
             node, i = child, i + child.length
         return node, i - len(tokens)
 
-    def _follow(self, node: _Node, left: int, match: int, budget: Budget) -> Found:
+    def _follow(self, node: _Node, left: int, match: int, budget: Budget) -> SuffixDraft:
         """Draft the most frequent tokens; among equally frequent ones those seen last.
 
         The product of count(child) / count(node) along a path is count(last) / count(first).
@@ -171,7 +171,9 @@ class SuffixTree:
             tokens += part
             weight += int(node.count) * len(part)
             left -= len(part)
-        return Found(tuple(tokens), weight / count, match, count, node.text, node.end - left - len(tokens))
+        return SuffixDraft(
+            tuple(tokens), weight / count, match, count, node.text, node.end - left - len(tokens)
+        )
 
 
 @named_calls

@@ -11,7 +11,7 @@ from specscope.engine.drafting.planner import best_tree
 from specscope.engine.drafting.schedule import WINDOW, Average, Schedule, fixed
 from specscope.engine.drafting.static import MOST_NODES, spelled, within
 from specscope.engine.drafting.static import tree as tree_of
-from specscope.engine.drafting.suffix import Budget, Found, SuffixTree
+from specscope.engine.drafting.suffix import Budget, SuffixDraft, SuffixTree
 from specscope.engine.drafting.tree import Static, TreeShape
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Layout, Separate
@@ -306,7 +306,7 @@ class Suffixes:
         tokens = tuple(DraftToken(token, i - 1) for i, token in enumerate(found.tokens))
         return Draft(tokens, source=self._source(tree, found), rows=rows)
 
-    def _source(self, tree: str, found: Found) -> CopySource:
+    def _source(self, tree: str, found: SuffixDraft) -> CopySource:
         run = self._run
         document = -1 if tree == "own" else run.record(run.finished.texts[found.text])
         return CopySource(document, found.start, found.match)

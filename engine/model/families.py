@@ -39,7 +39,7 @@ def kind_of(architecture: str) -> str:
     return f": it is {what}" if (what := next(found, "")) else ""
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a checkpoint keeps one of our tensors."""
 
     key: str
@@ -109,7 +109,7 @@ class Family:
                     f"{path}: {name} {reprlib.repr(given)} is not supported; supported is {value}"
                 )
 
-    def place(self, key: str, size: tuple[int, ...], starts: Mapping[str, int]) -> Place:
+    def place(self, key: str, size: tuple[int, ...], starts: Mapping[str, int]) -> TensorPlace:
         """Return where a checkpoint keeps one of our tensors.
 
         Args:
@@ -134,7 +134,7 @@ class Family:
         start = self.skipped if ours == "model.embed_positions" else start
         transposed = self.transposed and is_layer and len(size) == 2
         added = self.norm_offset if "norm" in ours else 0.0
-        return Place(f"{stored}.{kind}", start, size[0], transposed, added, stacked)
+        return TensorPlace(f"{stored}.{kind}", start, size[0], transposed, added, stacked)
 
 
 def family_of(name: Any, path: Path) -> Family:

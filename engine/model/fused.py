@@ -40,7 +40,7 @@ NUMBER_BITS = 32
 """Bits of the token id in the sort key of the most probable tokens."""
 
 
-class Kind(NamedTuple):
+class DraftKind(NamedTuple):
     """The sizes of a draft, and its way of choosing tokens."""
 
     slot: int
@@ -117,7 +117,7 @@ class FusedDrafts:
     def __init__(self, decoder: Decoder, keeps: tuple[int, ...] = (), tokens: Tensor | None = None) -> None:
         self.is_head = decoder.make_inputs is not None
         self._decoder, self._keeps, self._tokens = decoder, keeps, tokens
-        self._drafts = PerCache[Kind, FusedDraft]()
+        self._drafts = PerCache[DraftKind, FusedDraft]()
         self._pool = graph_pool(decoder.device)
 
     def count(self, cache: Cache) -> int:
@@ -144,10 +144,10 @@ class FusedDrafts:
         *,
         argmax: bool = False,
     ) -> Drafted:
-        """Draft in each slot; the forwarded rows are not added to the slots' books. See `Kind`."""
+        """Draft in each slot; their rows are not added to the books. See `DraftKind`."""
         lengths = [cache.length(slot) for slot in given.slots]
         needed = max(lengths) + sum(plan.onward_count for plan in plans[:-1])
-        kind = Kind(
+        kind = DraftKind(
             min(given.slots),
             max(given.slots) - min(given.slots) + 1,
             plans,
@@ -167,7 +167,12 @@ class FusedDraft:
     """Drafts of one kind: inputs in fixed memory, the same operations at every call."""
 
     def __init__(
-        self, forwards: _Forwards, tokens: Tensor | None, kind: Kind, clock: Clock, pool: GraphPool | None
+        self,
+        forwards: _Forwards,
+        tokens: Tensor | None,
+        kind: DraftKind,
+        clock: Clock,
+        pool: GraphPool | None,
     ) -> None:
         self._forwards, self._tokens, self._kind, self._pool = forwards, tokens, kind, pool
         decoder, device = forwards.decoder, forwards.device
@@ -283,7 +288,7 @@ def _facts(drafted: Sequence[_Chosen], levels: Sequence[_Choice]) -> Iterator[Te
 class _Choice:
     """Selects the nodes of a level on the device (`specscope.engine.drafting.level.next_level`)."""
 
-    def __init__(self, plan: LevelPlan, kind: Kind, device: torch.device) -> None:
+    def __init__(self, plan: LevelPlan, kind: DraftKind, device: torch.device) -> None:
         self._plan, self._sampling, self._argmax = plan, kind.sampling, kind.argmax
         self._rows, self._children = len(plan.counts), max(plan.counts)
         self.top = min(TOP if kind.sampling else max(TOP, self._children), kind.columns)
@@ -362,7 +367,7 @@ def _most_probable(q: Tensor, count: int) -> tuple[Tensor, Tensor]:
 class _Forwards:
     """The forwards of a draft: K rows per slot, which see the prefix and their ancestors."""
 
-    def __init__(self, decoder: Decoder, keeps: tuple[int, ...], cache: Cache, kind: Kind) -> None:
+    def __init__(self, decoder: Decoder, keeps: tuple[int, ...], cache: Cache, kind: DraftKind) -> None:
         self.decoder, self.device = decoder, cache.tensor.device
         self._keeps, self._kind, self._spare = keeps, kind, cache.tensor.shape[3] - 1
         self._windows = tuple(dict.fromkeys(layer.window for layer in decoder.layers))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specscope.engine.errors import ModelError
-from specscope.engine.model.families import ACTIVATIONS, FAMILIES, Mixture, Place, family_of
+from specscope.engine.model.families import ACTIVATIONS, FAMILIES, Mixture, TensorPlace, family_of
 from specscope.engine.model.fields import LAYER_TYPES, WHOLE, check_fields, check_rotation
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class ModelShape:
             **options,
         )
 
-    def places(self, stored: Collection[str]) -> dict[str, Place]:
+    def places(self, stored: Collection[str]) -> dict[str, TensorPlace]:
         tensors, family = self.tensors(), FAMILIES[self.family]
         if not any(name.startswith(f"{family.prefix}.") for name in stored):
             family = replace(family, prefix="")  # a checkpoint of the bare model

@@ -54,7 +54,7 @@ class Ranks(Protocol):
         ...
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """A range of a tensor's rows or columns; it may end beyond the tensor."""
 
     dim: int
@@ -95,11 +95,11 @@ class Shard:
         return replace(self.whole, heads=heads, kv_heads=kv_heads, inner=inner, mixture=mixture)
 
     @property
-    def vocabulary(self) -> Part:
+    def vocabulary(self) -> TensorPart:
         """The rank's rows of the LM head."""
         return self._part(0, self._share(self.whole.vocab))
 
-    def part(self, key: str) -> Part | None:
+    def part(self, key: str) -> TensorPart | None:
         """Return the rank's part of a checkpoint's tensor; None for the whole tensor."""
         shape, (matrix, kind) = self.shape, key.split(".")[-2:]
         inner = shape.inner
@@ -122,7 +122,7 @@ class Shard:
             return self._part(0, rows[matrix])
         return self._part(1, columns[matrix]) if matrix in columns and kind == "weight" else None
 
-    def take(self, key: str, read: Callable[[str, Part | None], Tensor]) -> Tensor:
+    def take(self, key: str, read: Callable[[str, TensorPart | None], Tensor]) -> Tensor:
         """Return the rank's padded part of a tensor; `read` leaves out what lies beyond its end."""
         part = self.part(key)
         tensor = read(key, part)
@@ -142,11 +142,11 @@ class Shard:
     def _share(self, count: int) -> int:
         return -(-count // self.ways)
 
-    def _part(self, dim: int, size: int) -> Part:
-        return Part(dim, self.rank * size, (self.rank + 1) * size)
+    def _part(self, dim: int, size: int) -> TensorPart:
+        return TensorPart(dim, self.rank * size, (self.rank + 1) * size)
 
 
-def padded(tensor: Tensor, part: Part) -> Tensor:
+def padded(tensor: Tensor, part: TensorPart) -> Tensor:
     missing = part.stop - part.start - tensor.shape[part.dim]
     if not missing:
         return tensor

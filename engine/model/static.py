@@ -55,7 +55,7 @@ class PerCache(Generic[Key, Step]):
         return steps
 
 
-class Size(NamedTuple):
+class StepSize(NamedTuple):
     """What a step is made for."""
 
     slot: int
@@ -77,7 +77,7 @@ class StaticSteps:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._steps = PerCache[Size, StaticStep]()
+        self._steps = PerCache[StepSize, StaticStep]()
         self._pool = graph_pool(decoder.device)
 
     def count(self, cache: Cache) -> int:
@@ -92,7 +92,7 @@ class StaticSteps:
             return None
         slot, last = int(rows.slots.min()), int(rows.slots.max())
         length = max(cache.rows_read(s, end - first) for s, first, end in segments)
-        size = Size(
+        size = StepSize(
             slot,
             last - slot + 1,
             next(count for count in ROWS if count >= most),
@@ -109,7 +109,7 @@ class StaticSteps:
 class StaticStep:
     """A forward of one size: inputs in fixed memory, the same operations at every call."""
 
-    def __init__(self, decoder: Decoder, cache: Cache, size: Size, pool: GraphPool | None = None) -> None:
+    def __init__(self, decoder: Decoder, cache: Cache, size: StepSize, pool: GraphPool | None = None) -> None:
         self.size, self._pool = size, pool
         self._decoder = decoder
         count = size.slots * size.rows

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from specscope.engine.worker.shared import Lease
 
 
-class Fan:
+class Fanned:
     """Branches for the likely outcomes of a verification; `Model.fan` makes it.
 
     Args:

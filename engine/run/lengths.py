@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from specscope.engine.drafting.admission import Costs, Forecast, Rates, by_batch, by_survival, offered
+from specscope.engine.drafting.admission import Costs, PlaceRates, Prospect, by_batch, by_survival, offered
 from specscope.engine.run.policies import SURVIVAL
 from specscope.engine.types import Verdict
 
@@ -20,8 +20,8 @@ class RoundLengths:
 
     def __init__(self, policy: str, costs: Costs) -> None:
         self._costs, self._each = costs, policy == SURVIVAL
-        self._all = Rates()
-        self._own = defaultdict[int, Rates](lambda: Rates(self._all))
+        self._all = PlaceRates()
+        self._own = defaultdict[int, PlaceRates](lambda: PlaceRates(self._all))
         self._nodes = defaultdict[int, list[int]](lambda: [0, 0])
         """Nodes and drafts that had each level."""
 
@@ -38,7 +38,7 @@ class RoundLengths:
         possible = np.arange(most) < np.array([*asked.values()])[:, None]
         nodes = np.array([self._mean_nodes(level) for level in range(most)])
         rule = by_survival if self._each else by_batch
-        found = rule(Forecast(np.where(possible, survivals, 0.0), nodes, others), self._costs)
+        found = rule(Prospect(np.where(possible, survivals, 0.0), nodes, others), self._costs)
         return dict(zip(asked, found.places.tolist(), strict=True))
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from specscope.engine.drafting.schedule import Ask
 from specscope.engine.drafting.tree import TreeShape, Wide
-from specscope.engine.run.fan import Fan
+from specscope.engine.run.fan import Fanned
 from specscope.engine.run.gathering import AtOnce, Gathering
 from specscope.engine.run.scores import Scores, chunk_spans, judge_job, mode_of, new_verdict, record, rows_of
 from specscope.engine.trace.events import Chain
@@ -178,7 +178,7 @@ class Model:
         *,
         sampled: bool = True,
         damping: tuple[Damping, ...] = (),
-    ) -> Fan:
+    ) -> Fanned:
         """Start to draft a branch for each likely outcome of the trunk's verification.
 
         Args:
@@ -195,7 +195,7 @@ class Model:
         lengths = tuple(max(0, min(ask.tokens, room - place - 1)) for place in range(len(trunk) + 1))
         counts = (*forks[: len(trunk)], forks[-1])
         q_buffer = self._q_buffer if sampled else None
-        fan = Fan(self._dispatcher, prefix, self.lanes, self._token, lambda: self._remaining(prefix) < 1)
+        fan = Fanned(self._dispatcher, prefix, self.lanes, self._token, lambda: self._remaining(prefix) < 1)
         if not any(lengths):
             return fan
         branches = [length for count, length in zip(counts, lengths, strict=True) for _ in range(count)]

@@ -159,8 +159,8 @@ class Run:
     def target(self) -> Model:
         return self.targets[0]
 
-    def race(self) -> Race:
-        return Race()
+    def race(self) -> Racing:
+        return Racing()
 
     def document(self, text: str) -> tuple[int, ...]:
         tokens = self._encode(text)
@@ -245,7 +245,7 @@ class Run:
         return committed
 
 
-class Race:
+class Racing:
     """Concurrent work with results in the order in which they are ready (DSI).
 
     Use it as `async with run.race() as race`. Leaving the block cancels the running work, in order
@@ -275,7 +275,7 @@ class Race:
         elif not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not report it
 
-    async def __aenter__(self) -> Race:
+    async def __aenter__(self) -> Racing:
         return self
 
     async def __aexit__(
@@ -285,7 +285,7 @@ class Race:
         for task in running:
             task.cancel()
 
-    def __aiter__(self) -> Race:
+    def __aiter__(self) -> Racing:
         return self
 
     async def __anext__(self) -> list[Any]:

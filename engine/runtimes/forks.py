@@ -32,7 +32,7 @@ POLL_S = 0.005
 PR_SET_PDEATHSIG = 1
 
 
-class Forked:
+class ForkedProcess:
     """A forked worker process, with the methods of `subprocess.Popen` that are needed for it."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
@@ -87,7 +87,7 @@ class ForkServer:
         """Whether the server is this process's own and has not ended."""
         return self.owner == os.getpid() and self.process.poll() is None
 
-    def fork(self, connection: socket.socket) -> Forked:
+    def fork(self, connection: socket.socket) -> ForkedProcess:
         """Fork a worker that serves a connection; StarterDied if the server has ended or hangs."""
         outputs = [number for number in (1, 2) if _is_open(number)]
         how, answer = "has ended", b""
@@ -96,7 +96,7 @@ class ForkServer:
                 socket.send_fds(self._control, [b"f" + bytes(outputs)], [connection.fileno(), *outputs])
                 answer = self._control.recv(16)
         if answer:
-            return Forked(self, int(answer))
+            return ForkedProcess(self, int(answer))
         with contextlib.suppress(subprocess.TimeoutExpired):  # so that `runs` is false
             self.process.wait(END_S)
         raise StarterDied(

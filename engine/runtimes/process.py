@@ -27,7 +27,7 @@ import numpy as np
 
 from specscope.engine.errors import WorkerDied
 from specscope.engine.hangs import EVERY_S
-from specscope.engine.runtimes.forks import Forked, prepare, start_process, worker_environment
+from specscope.engine.runtimes.forks import ForkedProcess, prepare, start_process, worker_environment
 from specscope.engine.runtimes.watchdog import Owed, Watchdog
 from specscope.engine.trace.events import Device
 from specscope.engine.types import Prefix
@@ -104,7 +104,7 @@ class ProcessWorker(Pump):
         self._waits = False
         self._reason = ""
         self._closing = threading.Event()
-        started: Future[subprocess.Popen[bytes] | Forked] = Future()
+        started: Future[subprocess.Popen[bytes] | ForkedProcess] = Future()
         start = partial(_start, setup, theirs)
         self._keeper = threading.Thread(
             target=self._keep, args=(start, started), name=f"keeper of {self.name}"
@@ -117,8 +117,8 @@ class ProcessWorker(Pump):
 
     def _keep(
         self,
-        start: Callable[[], subprocess.Popen[bytes] | Forked],
-        started: Future[subprocess.Popen[bytes] | Forked],
+        start: Callable[[], subprocess.Popen[bytes] | ForkedProcess],
+        started: Future[subprocess.Popen[bytes] | ForkedProcess],
     ) -> None:
         """Start the process and check it with the watchdog until it ends.
 
@@ -219,7 +219,7 @@ class ProcessWorker(Pump):
         return self._died(how)
 
 
-def _start(setup: Setup, connection: socket.socket) -> subprocess.Popen[bytes] | Forked:
+def _start(setup: Setup, connection: socket.socket) -> subprocess.Popen[bytes] | ForkedProcess:
     # A fork of a process with threads or an initialised GPU would not work.
     forks = prepare() if setup.device.kind == "cpu" and setup.threads == 1 else None
     if forks is None:

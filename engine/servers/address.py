@@ -127,7 +127,7 @@ class Address:
             return call.value(call.body(call.send("POST", path, body)))
 
 
-class Stream:
+class EventStream:
     """One request whose answer is a stream of events (SSE). `close` ends it from any thread."""
 
     def __init__(self, address: Address, path: str, body: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ PLAIN_DRAWS: Body = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty":
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ServerKind:
     """One kind of server."""
 
     name: str
@@ -32,19 +32,19 @@ class Kind:
     """The facts that it reports, and the flag for further facts."""
     rule: str
     """Its rule of acceptance above temperature 0; empty if unknown."""
-    request: Callable[[Found, Prompt, Sampling, Limits], tuple[str, Body]]
+    request: Callable[[FoundServer, Prompt, Sampling, Limits], tuple[str, Body]]
     """Returns the path and the body of a request."""
-    reader: Callable[[Found], Reader]
+    reader: Callable[[FoundServer], Reader]
     chances: Callable[[Sampling], Body] = lambda _: {}
     """Returns what a request adds to get p of the tokens; nothing if no flag is needed or known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundServer:
     """A server that answered, and what it is."""
 
     address: Address
-    kind: Kind
+    kind: ServerKind
     version: str
     model: str
     longest: int | None
@@ -67,7 +67,7 @@ class Found:
         return counters(self.address) if self.counted else None
 
 
-def find(address: Address) -> Found:
+def find(address: Address) -> FoundServer:
     """Ask a server what it is.
 
     Raises:
@@ -79,7 +79,7 @@ def find(address: Address) -> Found:
     known = counters(address)
     if isinstance(props, dict) and ("default_generation_settings" in props or "build_info" in props):
         version = _text(props.get("build_info"))
-        return Found(
+        return FoundServer(
             address, LLAMA, version, _text(props.get("model_alias")) or model, None, known is not None
         )
     if not isinstance(models, dict):
@@ -93,11 +93,11 @@ def find(address: Address) -> Found:
         longest = len(known.places) or None if known else None
         if known is None and "vllm:" in metrics_of(address):
             longest = 0  # it counts drafts only if it makes some
-        return Found(address, VLLM, version, model, longest, known is not None)
-    return Found(address, SGLANG if owner == "sglang" else PLAIN, "", model, None, False)
+        return FoundServer(address, VLLM, version, model, longest, known is not None)
+    return FoundServer(address, SGLANG if owner == "sglang" else PLAIN, "", model, None, False)
 
 
-def _llama(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) -> tuple[str, Body]:
+def _llama(found: FoundServer, prompt: Prompt, sampling: Sampling, limits: Limits) -> tuple[str, Body]:
     text = prompt if isinstance(prompt, str) else _templated(found.address, prompt)
     body: Body = {
         "prompt": text,
@@ -111,7 +111,7 @@ def _llama(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) -> 
     return "/completion", body | PLAIN_DRAWS | _shared(sampling, limits)
 
 
-def prompt_ids(found: Found, prompt: object) -> tuple[int, ...]:
+def prompt_ids(found: FoundServer, prompt: object) -> tuple[int, ...]:
     """Return the ids of a prompt's text, as llama.cpp tokenizes it; empty if unknown."""
     if found.kind is not LLAMA or not isinstance(prompt, str):
         return ()
@@ -133,7 +133,7 @@ def _templated(address: Address, messages: Sequence[Mapping[str, str]]) -> str:
     return text
 
 
-def _openai(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) -> tuple[str, Body]:
+def _openai(found: FoundServer, prompt: Prompt, sampling: Sampling, limits: Limits) -> tuple[str, Body]:
     body: Body = {
         "model": found.model,
         "max_tokens": limits.max_new_tokens,
@@ -146,7 +146,7 @@ def _openai(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) ->
     return "/v1/chat/completions", body | {"messages": [dict(message) for message in prompt]}
 
 
-def _vllm(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) -> tuple[str, Body]:
+def _vllm(found: FoundServer, prompt: Prompt, sampling: Sampling, limits: Limits) -> tuple[str, Body]:
     path, body = _openai(found, prompt, sampling, limits)
     chances: Body = {"logprobs": 0} if isinstance(prompt, str) else {"logprobs": True, "top_logprobs": 0}
     own: Body = {"return_token_ids": True, "top_k": sampling.top_k or -1, "repetition_penalty": 1.0}
@@ -169,7 +169,7 @@ def _shared(sampling: Sampling, limits: Limits) -> Body:
     }
 
 
-def _uncounted(_: Found) -> Reader:
+def _uncounted(_: FoundServer) -> Reader:
     reader = VllmReader(longest=0)
     reader.told.why = "This server reports no counts of speculative decoding."
     return reader
@@ -184,7 +184,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) and value.isprintable() and len(value) <= MOST_NAME else ""
 
 
-LLAMA = Kind(
+LLAMA = ServerKind(
     "llama.cpp",
     "Every token comes with the counts of drafted and accepted tokens: rounds, origins and times are exact. "
     "Rejected tokens, q, and the parts of drafter and target in a step are not reported. "
@@ -194,7 +194,7 @@ LLAMA = Kind(
     lambda _: LlamaReader(),
     _llama_chances,
 )
-VLLM = Kind(
+VLLM = ServerKind(
     "vLLM",
     "Each step arrives as one event: rounds and their times are shown at once. "
     "With --per-request-spec-decode-metrics detailed, draft lengths follow at the end. "
@@ -203,7 +203,7 @@ VLLM = Kind(
     _vllm,
     lambda found: VllmReader(found.longest),
 )
-PLAIN = Kind(
+PLAIN = ServerKind(
     "another server",
     "It reports texts and their times, and no drafts. Rounds are shown of llama-server and vLLM.",
     "",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specscope.engine.errors import UsageError
-from specscope.engine.servers.steps import Answered, Step
+from specscope.engine.servers.steps import Answered, ServerStep
 from specscope.engine.trace.appended import Memory
 from specscope.engine.trace.events import Event, Header
 from specscope.engine.trace.jsonl import from_json
@@ -33,7 +33,7 @@ def trace_of(
     """
     heard = Heard()
     ids = tuple(answer.told.prompt for answer in answers)
-    rows = Rows(heard, replace(header, prompt_ids=ids), answers, rule)
+    rows = StepRows(heard, replace(header, prompt_ids=ids), answers, rule)
     order = [(step.time, n, i) for n, answer in enumerate(answers) for i, step in enumerate(answer.steps)]
     for _, n, i in sorted(order):
         ended = i == len(answers[n].steps) - 1 and status == "done"
@@ -42,7 +42,7 @@ def trace_of(
     return heard.trace()
 
 
-class Rows:
+class StepRows:
     """Writes steps as spans and rounds; the span before the first token is a `prefill`."""
 
     def __init__(self, lines: Memory, header: Header, answers: Sequence[Answered], rule: str) -> None:
@@ -58,7 +58,7 @@ class Rows:
         self._scaled = bool(temperature)
         """Whether those after them are: at temperature 0 they are 1."""
 
-    def add(self, number: int, step: Step, reason: str = "") -> None:
+    def add(self, number: int, step: ServerStep, reason: str = "") -> None:
         """Add a step of an answer; while its draft length is unknown, the longest one is shown."""
         first, end = number in self._first, max(step.time, self._last[number])
         self._first.discard(number)

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.engine.bounds import check_prompts
 from specscope.engine.errors import UsageError, named_arguments, one_line
-from specscope.engine.servers.address import KEY, Address, ServerError, Stream
+from specscope.engine.servers.address import KEY, Address, EventStream, ServerError
 from specscope.engine.servers.checks import notes, unknown
-from specscope.engine.servers.kinds import Found, Prompt, find, prompt_ids
-from specscope.engine.servers.recording import Heard, Listener, Rows, trace_of
-from specscope.engine.servers.steps import Answered, Reader, Step
+from specscope.engine.servers.kinds import FoundServer, Prompt, find, prompt_ids
+from specscope.engine.servers.recording import Heard, Listener, StepRows, trace_of
+from specscope.engine.servers.steps import Answered, Reader, ServerStep
 from specscope.engine.trace.events import Device, Header
 from specscope.engine.trace.header import SERVER
 from specscope.engine.trace.record import environment
@@ -60,14 +60,14 @@ def connect(server: str, *, key: str | None = None, remote: bool = False) -> Ser
     return Server(find(address.confirmed(why, remote=remote)))
 
 
-_Message = tuple[int, Step | None, str]
+_Message = tuple[int, ServerStep | None, str]
 """(request, step, error); without a step the request has ended."""
 
 
 class Server:
     """A running server; `run` asks it for text and returns the trace."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: FoundServer) -> None:
         self.found = found
 
     def __enter__(self) -> Server:
@@ -115,7 +115,7 @@ class Server:
             reader.told.prompt = prompt_ids(self.found, body.get("prompt"))
         begun = perf_counter_ns()
         answers = [Answered(begun, [], reader.told) for reader in readers]
-        rows, error = Rows(Heard(listener), header, answers, rule), ""
+        rows, error = StepRows(Heard(listener), header, answers, rule), ""
         for number, step, why in self._steps(requests, readers, stop):
             error = error or why
             if step is not None:
@@ -140,7 +140,7 @@ class Server:
     ) -> Iterator[_Message]:
         """Yield the steps of all requests as they arrive, and their errors."""
         found = Queue[_Message]()
-        streams = [Stream(self.found.address, *request) for request in requests]
+        streams = [EventStream(self.found.address, *request) for request in requests]
 
         def read(number: int) -> None:
             error = ""
@@ -193,12 +193,12 @@ class Server:
         )
 
 
-def _close(streams: Sequence[Stream]) -> None:
+def _close(streams: Sequence[EventStream]) -> None:
     for stream in streams:
         stream.close()
 
 
-def _device(found: Found, number: int, requests: int) -> Device:
+def _device(found: FoundServer, number: int, requests: int) -> Device:
     name = f"server:{number}"
     which = f" · request {number + 1}" if requests > 1 else ""
     return Device(name, "drafter+target", f"{found.kind.name}{which}", "server")

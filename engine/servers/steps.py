@@ -38,7 +38,7 @@ class Token(NamedTuple):
     """The target's probability of it."""
 
 
-class Step(NamedTuple):
+class ServerStep(NamedTuple):
     """One step: a forward of the target that verified a draft, or decoded plainly."""
 
     time: int
@@ -74,7 +74,7 @@ class Answered(NamedTuple):
 
     begun: int
     """By `perf_counter_ns`."""
-    steps: list[Step]
+    steps: list[ServerStep]
     told: Told
 
 
@@ -83,15 +83,15 @@ class Reader(Protocol):
 
     told: Told
 
-    def add(self, time: int, event: dict[str, Any]) -> list[Step]:
+    def add(self, time: int, event: dict[str, Any]) -> list[ServerStep]:
         """Return the steps that an event completes."""
         ...
 
-    def end(self) -> list[Step]:
+    def end(self) -> list[ServerStep]:
         """Return the steps that the end completes."""
         ...
 
-    def final(self, steps: Sequence[Step]) -> list[Step]:
+    def final(self, steps: Sequence[ServerStep]) -> list[ServerStep]:
         """Return the steps as the end of the answer shows them."""
         ...
 
@@ -104,13 +104,13 @@ class LlamaReader:
         self._seen = (0, 0)
         self._open: list[Token] = []
         self._missing = 0
-        self._step = Step(0, (), 0, 0)
+        self._step = ServerStep(0, (), 0, 0)
 
-    def add(self, time: int, event: dict[str, Any]) -> list[Step]:
+    def add(self, time: int, event: dict[str, Any]) -> list[ServerStep]:
         timings = _object(event.get("timings"))
         found = [*self._choice(event), *self._completion(event)]
         self._tell(event, timings)
-        steps: list[Step] = []
+        steps: list[ServerStep] = []
         for token in found:
             if not self._missing:
                 self._begin(time, timings)
@@ -127,17 +127,17 @@ class LlamaReader:
             min(LONGEST_DRAFT, max(0, new - old)) for new, old in zip(counters, self._seen, strict=True)
         )
         self._seen = counters
-        self._step = Step(time, (), accepted, max(drafted, accepted) if timings else None)
+        self._step = ServerStep(time, (), accepted, max(drafted, accepted) if timings else None)
         self._missing = accepted + 1
 
-    def _close(self) -> list[Step]:
+    def _close(self) -> list[ServerStep]:
         tokens, self._open, self._missing = tuple(self._open), [], 0
         return [self._step._replace(tokens=tokens)] if tokens else []
 
-    def end(self) -> list[Step]:
+    def end(self) -> list[ServerStep]:
         return self._close()
 
-    def final(self, steps: Sequence[Step]) -> list[Step]:
+    def final(self, steps: Sequence[ServerStep]) -> list[ServerStep]:
         return [*steps]
 
     def _completion(self, event: dict[str, Any]) -> list[Token]:
@@ -180,7 +180,7 @@ class VllmReader:
         self._counts: dict[str, Any] = {}
         self._first = True
 
-    def add(self, time: int, event: dict[str, Any]) -> list[Step]:
+    def add(self, time: int, event: dict[str, Any]) -> list[ServerStep]:
         told, choice = self.told, _first(event.get("choices"))
         told.model = _text(event, "model") or told.model
         for holder in (event, choice):
@@ -192,14 +192,14 @@ class VllmReader:
             told.tokens = _count(usage, "completion_tokens")
         if "metrics" in event:
             self._totals(_object(event["metrics"]))
-        tokens, steps = self._tokens(choice), list[Step]()
+        tokens, steps = self._tokens(choice), list[ServerStep]()
         if self._first and tokens:  # the prompt's forward made one token; more are merged
-            steps.append(Step(time, tokens[:1], 0, 0))
+            steps.append(ServerStep(time, tokens[:1], 0, 0))
             self._first, tokens = False, tokens[1:]
         plain = told.longest == 0
         size = 1 if plain else LONGEST_DRAFT + 1
         parts = (tokens[at : at + size] for at in range(0, len(tokens), size))
-        return steps + [Step(time, part, len(part) - 1, 0 if plain else None) for part in parts]
+        return steps + [ServerStep(time, part, len(part) - 1, 0 if plain else None) for part in parts]
 
     def _tokens(self, choice: dict[str, Any]) -> tuple[Token, ...]:
         ids = [*map(_id, _list(choice.get("token_ids")))]
@@ -221,10 +221,10 @@ class VllmReader:
             told.longest = min(LONGEST_DRAFT, _count(counts, "num_spec_tokens")) or told.longest
             self._counts = counts
 
-    def end(self) -> list[Step]:
+    def end(self) -> list[ServerStep]:
         return []
 
-    def final(self, steps: Sequence[Step]) -> list[Step]:
+    def final(self, steps: Sequence[ServerStep]) -> list[ServerStep]:
         """Return the steps of the last event's arrays, at the times of their tokens.
 
         The arrays leave out steps without a draft: if events and arrays fit nowhere together, the
@@ -240,7 +240,7 @@ class VllmReader:
         return found
 
 
-def _aligned(steps: Sequence[Step], counts: Sequence[tuple[int, int]]) -> tuple[list[Step], bool]:
+def _aligned(steps: Sequence[ServerStep], counts: Sequence[tuple[int, int]]) -> tuple[list[ServerStep], bool]:
     """Return steps of these (drafted, accepted), in order, with the tokens and times of `steps`.
 
     The first step is the prompt's. Events of several steps may be merged, so tokens are counted,
@@ -261,7 +261,7 @@ def _aligned(steps: Sequence[Step], counts: Sequence[tuple[int, int]]) -> tuple[
         elif number < len(counts):
             number += 1
         part = tokens[at:whole]
-        found.append(Step(part[-1][1], tuple(token for token, _ in part), accepted, drafted))
+        found.append(ServerStep(part[-1][1], tuple(token for token, _ in part), accepted, drafted))
         at = whole
     return (found, disordered) if number == len(counts) else ([*steps], False)
 

@@ -54,7 +54,7 @@ def others(before: Used, after: Used) -> float | None:
     return max(0.0, after.machine - before.machine - (after.own - before.own)) / seconds
 
 
-class Load:
+class MachineLoad:
     """The load by other programs of a recording that this process opened."""
 
     def __init__(self) -> None:

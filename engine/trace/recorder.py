@@ -17,7 +17,7 @@ from specscope.engine.trace.given import LAST, MOST, choice, is_text, whole
 from specscope.engine.trace.given import text as words
 from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import MOST_LINE, from_json, to_json
-from specscope.engine.trace.load import Load, Member
+from specscope.engine.trace.load import MachineLoad, Member
 from specscope.engine.trace.outputs import Given, Outputs, Spans
 from specscope.engine.trace.pending import Pending
 from specscope.engine.trace.rounds import ids_of
@@ -73,7 +73,7 @@ class Recorder:
         """The end of the last work."""
         self._pending = Pending(streams or {})
         self._closed = False
-        self._load: Load | None = None
+        self._load: MachineLoad | None = None
         """Of the process that opened the recording."""
         self._member: Member | None = None
         """Of a process that joined it."""
@@ -82,7 +82,7 @@ class Recorder:
             self._run(header)
             self._member = Member(self._begin, header.environment[RECORDED].get("pid"))
         elif measured:
-            self._load = Load()
+            self._load = MachineLoad()
 
     def prompt(self, text: str = "", ids: Any = ()) -> int:
         """Name the prompt of the next sequence, before the first span; return its number."""
@@ -258,7 +258,7 @@ class Recorder:
         if self._member is not None and work.end > self._member.due:
             self._tell(self._member)
 
-    def _tell(self, load: Load | Member) -> None:
+    def _tell(self, load: MachineLoad | Member) -> None:
         """Record the load of the machine, if it is known."""
         if (row := load.row()) is not None:
             self._emit(row)

@@ -18,7 +18,7 @@ RENEWED_NS = 5_000_000_000
 BRACKETS = 5
 
 
-class Anchor(NamedTuple):
+class EventAnchor(NamedTuple):
     """An event, and its time on the host's clock."""
 
     event: Any
@@ -30,7 +30,7 @@ class Anchor(NamedTuple):
 class Marks(NamedTuple):
     """The events at a span's start and end."""
 
-    anchor: Anchor
+    anchor: EventAnchor
     start: Any
     end: Any = None
 
@@ -55,7 +55,7 @@ class Stream:
 
     def __init__(self, event: Callable[[], Any]) -> None:
         self._event = event
-        self._anchor = Anchor(None, 0, 0)
+        self._anchor = EventAnchor(None, 0, 0)
 
     def align(self) -> int:
         """Compare the stream with the host's clock: the shortest of five brackets of an event.
@@ -83,8 +83,8 @@ class Stream:
         event.record()
         return event
 
-    def _bracket(self) -> Anchor:
+    def _bracket(self) -> EventAnchor:
         begun, event = perf_counter_ns(), self._marked()
         event.synchronize()
         ended = perf_counter_ns()
-        return Anchor(event, (begun + ended) // 2, (ended - begun + 1) // 2)
+        return EventAnchor(event, (begun + ended) // 2, (ended - begun + 1) // 2)

@@ -34,7 +34,7 @@ SCHEDULE = {"num_assistant_tokens_schedule": "schedule", "assistant_confidence_t
 WORK = {"drafter": "draft", "target": "verify"}
 
 
-class Draft(NamedTuple):
+class WatchedDraft(NamedTuple):
     """The tokens of a round that are to be judged; empty in plain generation."""
 
     tokens: list[int]
@@ -44,7 +44,7 @@ class Draft(NamedTuple):
     """The drafter's (tokens, vocabulary), as drawn from; None without a distribution."""
 
 
-NO_DRAFT = Draft([], [], None)
+NO_DRAFT = WatchedDraft([], [], None)
 
 
 class Call:
@@ -184,7 +184,7 @@ class Call:
         elif self._rec:
             self._rec.drop(whole)
         shares = [spans[i * len(spans) // len(tokens)] for i in range(len(tokens))]
-        self._draft = Draft(tokens, shares, None if logits is None else logits[0])
+        self._draft = WatchedDraft(tokens, shares, None if logits is None else logits[0])
         return ids, logits
 
     def judged(self, original: Any, input_ids: Any, scores: torch.Tensor, num_matches: Any) -> Any:

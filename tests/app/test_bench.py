@@ -13,8 +13,8 @@ import torch
 
 import specscope
 from specscope.app.bench import cuda, speed, suite
-from specscope.app.bench.figures import BARS, FULL, QUICK, Bar, Figure, Plan, judged
-from specscope.app.bench.speed import Race, Transformers, quiet
+from specscope.app.bench.figures import BARS, FULL, QUICK, Bar, BenchPlan, Measurement, judged
+from specscope.app.bench.speed import SpeedRace, Transformers, quiet
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.types import Limits
 from tests.app.commands import run_bench
@@ -29,8 +29,8 @@ def test_a_bar_uses_the_median_of_valid_measured_figures():
         (Bar(at_most=0.01), (0.01,), True),
         (Bar(at_most=0.01), (0.011,), False),
     ):
-        assert bar.met(Figure(values, "")) == met, values
-    bars = judged({"orchestration": Figure((0.002,), ""), "c": Figure((4.0,), "")})
+        assert bar.met(Measurement(values, "")) == met, values
+    bars = judged({"orchestration": Measurement((0.002,), ""), "c": Measurement((4.0,), "")})
     assert bars == {"orchestration": {"at_most": 0.05, "median": 0.002, "met": True}}
 
 
@@ -50,7 +50,7 @@ class _Track:
         return generate
 
     def race(self, contestants, prompts=((1,),)):
-        return Race(contestants, prompts, clock=lambda: self.now)
+        return SpeedRace(contestants, prompts, clock=lambda: self.now)
 
 
 def test_a_speed_is_the_tokens_of_a_round_over_its_time():
@@ -89,15 +89,15 @@ def test_a_race_compares_the_texts_of_contestants():
 
 
 def test_json_is_one_object_even_if_libraries_print_and_without_it_a_table(monkeypatch, capsys):
-    plans: list[Plan] = []
+    plans: list[BenchPlan] = []
 
     def measure(chosen, note):
         plans.append(chosen)
         print("a library talks")
         note("something")
-        figures = {key: Figure((1.5, 1.6, 1.7), "ratio") for key in BARS}
-        row = Figure((3.0, 1.0, 2.0, 10.0), "one row", detail={"target_ms": 4.2})
-        return figures | {"c": row, "pearl_over_speculative": Figure((60_000.0,), "ratio")}
+        figures = {key: Measurement((1.5, 1.6, 1.7), "ratio") for key in BARS}
+        row = Measurement((3.0, 1.0, 2.0, 10.0), "one row", detail={"target_ms": 4.2})
+        return figures | {"c": row, "pearl_over_speculative": Measurement((60_000.0,), "ratio")}
 
     monkeypatch.setattr(suite, "measure", measure)
     assert run_bench("--json", "--quick") == 0
@@ -149,8 +149,8 @@ def test_transformers_and_ours_write_the_same(cluster):
         assert traces[0].rounds[0].drafted == 3
 
 
-def _plan(new: int) -> Plan:
-    return Plan(1, 1, 1.0, 1, new, 1)
+def _plan(new: int) -> BenchPlan:
+    return BenchPlan(1, 1, 1.0, 1, new, 1)
 
 
 def test_costs_are_ratios_of_the_bundled_pairs_forwards():
@@ -203,7 +203,7 @@ def test_batches_are_measured_in_all_variants_with_equal_texts(cluster):
 
 
 def test_all_kinds_of_forwards_give_the_same_tokens(monkeypatch, capsys):
-    sizes = (cuda.Size("large", 2, 64, 128, 4, 2), cuda.Size("small", 1, 64, 128, 4, 4))
+    sizes = (cuda.LlamaShape("large", 2, 64, 128, 4, 2), cuda.LlamaShape("small", 1, 64, 128, 4, 4))
     monkeypatch.setattr(cuda, "CPU", sizes)
     monkeypatch.setattr(cuda, "CACHED", 24)
     monkeypatch.setattr(cuda.torch.cuda, "is_available", lambda: False)

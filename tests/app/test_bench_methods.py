@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from specscope.app.bench.figures import Bar, Figure
-from specscope.app.bench.methods import COPYING, Comparison, figures
-from specscope.app.bench.speed import Race
+from specscope.app.bench.figures import Bar, Measurement
+from specscope.app.bench.methods import COPYING, MethodRaces, figures
+from specscope.app.bench.speed import SpeedRace
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.trace import Trace
 from specscope.traces.facts.waiting import decode_window
@@ -21,10 +21,10 @@ BASE = "autoregressive"
 
 def test_a_comparison_of_different_tokens_meets_no_bar():
     for bar in (Bar(at_least=1.4), Bar(at_most=1.4)):
-        assert [bar.met(Figure((1.4,), "", valid=valid)) for valid in (True, False)] == [True, False]
+        assert [bar.met(Measurement((1.4,), "", valid=valid)) for valid in (True, False)] == [True, False]
 
 
-def _race(seconds: dict[str, float], ids=(5, 6)) -> Race:
+def _race(seconds: dict[str, float], ids=(5, 6)) -> SpeedRace:
     """Return a race of one round in which each method takes its time for one prompt."""
     now = [0.0]
 
@@ -33,13 +33,13 @@ def _race(seconds: dict[str, float], ids=(5, 6)) -> Race:
         return ids
 
     contestants = {name: partial(generate, name) for name in seconds}
-    return Race(contestants, [(1,)], clock=lambda: now[0]).run(1, 1e9)
+    return SpeedRace(contestants, [(1,)], clock=lambda: now[0]).run(1, 1e9)
 
 
-def _comparison(races: dict[str, Race], expected=(5, 6)) -> Comparison:
+def _comparison(races: dict[str, SpeedRace], expected=(5, 6)) -> MethodRaces:
     keys = next(iter(races.values())).seconds
     traces = {key: {category: [sample_trace()] for category in races} for key in keys}
-    return Comparison(races, traces, {category: [list(expected)] for category in races})
+    return MethodRaces(races, traces, {category: [list(expected)] for category in races})
 
 
 def test_the_overall_ratio_is_all_tokens_over_all_seconds_of_equal_texts():
@@ -63,7 +63,7 @@ def test_prefill_can_be_left_out():
     for rounds in (*race.seconds.values(), *race.tokens.values()):
         rounds.append(rounds[0])
     traces = {key: {"chat": [_decoded(seconds) for seconds in each]} for key, each in decode_seconds.items()}
-    comparison = Comparison({"chat": race}, traces, {"chat": [[5, 6]]})
+    comparison = MethodRaces({"chat": race}, traces, {"chat": [[5, 6]]})
     assert comparison.after_prefill("pearl").values == pytest.approx((4, 2))
     result = figures(comparison)
     assert result["pearl_over_autoregressive_after_prefill"].median == pytest.approx(3)

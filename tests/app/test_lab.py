@@ -19,7 +19,7 @@ from specscope.engine.errors import WorkerDied
 from specscope.engine.methods import METHODS
 from specscope.traces.lab.axes import ACCEPTANCE, DRAFTER, Axis, axis, names_of, sweepable
 from specscope.traces.lab.points import Point, points_of
-from specscope.traces.lab.sweep import Cell, Sweep
+from specscope.traces.lab.sweep import Sweep, SweepCell
 from tests.app.fakes import FakeCluster
 
 PROFILE = "pearl-4xA100"
@@ -166,14 +166,14 @@ def plan(*values: int, rates=(0.5,), **more) -> Sweep:
     return Sweep("speculative", Axis("gamma", values), Axis(ACCEPTANCE, rates), **more)
 
 
-def cell(value: int, *speedups: float, rate: float = 0.5, error: str = "") -> Cell:
-    return Cell(rate, value, tuple((s,) for s in speedups), (), error)
+def cell(value: int, *speedups: float, rate: float = 0.5, error: str = "") -> SweepCell:
+    return SweepCell(rate, value, tuple((s,) for s in speedups), (), error)
 
 
 @pytest.fixture
 def unlinked(monkeypatch):
     """Cells without traces have no names of runs."""
-    monkeypatch.setattr(Cell, "runs", property(lambda _: ["a", "b"]))
+    monkeypatch.setattr(SweepCell, "runs", property(lambda _: ["a", "b"]))
 
 
 def test_the_best_length_is_marked_a_refused_one_has_its_reason_and_a_file_has_no_links(unlinked):

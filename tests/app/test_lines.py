@@ -201,7 +201,7 @@ def test_a_wrong_command_line_is_refused_in_one_line(capsys, stored, tmp_path, m
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECSCOPE_DB", stored)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    for name in ("app.server.serve", "engine.checkpoints.hub.download", "engine.checkpoints.catalog.get"):
+    for name in ("app.web.server.serve", "engine.checkpoints.hub.download", "engine.checkpoints.catalog.get"):
         monkeypatch.setattr(f"specscope.{name}", lambda *_, **__: pytest.fail("a download, or a server"))
     if line.startswith("BOUND"):
         monkeypatch.setattr("specscope.open", None)

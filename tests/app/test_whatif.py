@@ -177,6 +177,7 @@ def test_the_own_draft_length_is_estimated_without_a_profile(capsys, db, tmp_pat
         ("gamma=0:3 --widths x", "is not ROWS=MS"),
         ("gamma=0:3 --widths 1=1,1=2", "1 rows twice"),
         ("gamma=0:3 --store", "--store keeps one replay"),
+        ("gamma=0:3 --over gamma=1:2", "--over was given 2 times; a what-if takes one"),
         ("gamma=0:3 --c 0.1 --profile H100", "--c serves --over gamma=0:16 alone"),
     ],
 )

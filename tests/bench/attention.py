@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specscope.app.bench.cuda import CPU, GPU, NOT_ON_A_GPU, Size
-from specscope.app.bench.figures import Figure, Note
+from specscope.app.bench.cuda import CPU, GPU, NOT_ON_A_GPU, LlamaShape
+from specscope.app.bench.figures import Measurement, Note
 from specscope.app.bench.speed import one_core
 from specscope.engine.model.attention import PaddedAttention, SlotAttention
 from specscope.engine.model.cache import Cache
@@ -64,11 +64,11 @@ class Case:
 CASES = (Case(8, 1), Case(8, 6), Case(8, 21, tree=True), Case(32, 6))
 
 
-def measure(repeats: int, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+def measure(repeats: int, note: Note) -> tuple[dict[str, Measurement], dict[str, Any]]:
     """Return the figures; and the device, and each case's fastest way, also as lines of text."""
     on_gpu = torch.cuda.is_available()
     device, size = (torch.device("cuda:0"), GPU[1]) if on_gpu else (torch.device("cpu"), CPU[1])
-    figures, fastest = dict[str, Figure](), dict[str, str]()
+    figures, fastest = dict[str, Measurement](), dict[str, str]()
     with contextlib.nullcontext("") if on_gpu else one_core():
         for case in CASES:
             note(case.name)
@@ -84,7 +84,7 @@ def measure(repeats: int, note: Note) -> tuple[dict[str, Figure], dict[str, Any]
 class Ragged:
     """Attention of one forward over sequences of different lengths, in all layers."""
 
-    def __init__(self, size: Size, case: Case, device: torch.device) -> None:
+    def __init__(self, size: LlamaShape, case: Case, device: torch.device) -> None:
         self._case, self._shape = case, ModelShape.of(size.config(), Path(size.name))
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self._cache = Cache(self._shape, case.sequences, LONGEST, dtype, device)
@@ -103,14 +103,14 @@ class Ragged:
         self._buffers.qkv.normal_(generator=generator)
         self._buffers.queries.div_(self._shape.head_dim**0.5)
 
-    def times(self, repeats: int) -> dict[str, Figure]:
-        expected, figures = self._output(self.loop), dict[str, Figure]()
+    def times(self, repeats: int) -> dict[str, Measurement]:
+        expected, figures = self._output(self.loop), dict[str, Measurement]()
         for name, way in self.ways().items():
             error = float((self._output(way) - expected).abs().max())
             seconds = [self._seconds(way) for _ in range(repeats)]
             detail = {"largest_difference": error}
             values = tuple(1e3 * second for second in seconds)
-            figures[name] = Figure(values, "ms", valid=error < CLOSE[expected.dtype], detail=detail)
+            figures[name] = Measurement(values, "ms", valid=error < CLOSE[expected.dtype], detail=detail)
         return figures
 
     def ways(self) -> dict[str, Callable[[], None]]:
@@ -213,7 +213,7 @@ class VariableLengths:
         return torch.tensor(numbers, dtype=torch.int32, device=self._kv.device)
 
 
-def lines(figures: dict[str, Figure], fastest: dict[str, str]) -> list[str]:
+def lines(figures: dict[str, Measurement], fastest: dict[str, str]) -> list[str]:
     found = list[str]()
     for case, best in fastest.items():
         times = {

@@ -22,7 +22,7 @@ from torch import Tensor, minimum
 
 from specscope.app.bars import DownloadBar
 from specscope.app.bench import speed
-from specscope.app.bench.figures import Figure, Note
+from specscope.app.bench.figures import Measurement, Note
 from specscope.app.cli.bench import rows
 from specscope.engine.checkpoints.checkpoint import Checkpoint
 from specscope.engine.checkpoints.config import read_config
@@ -117,7 +117,7 @@ QUICK, FULL = Size(24, 20), Size(96, 100)
 
 def measure(
     pair: Pair, prompts: Sequence[Sequence[int]], size: Size, note: Note, *, noise: bool
-) -> tuple[dict[str, Figure], dict[str, Any]]:
+) -> tuple[dict[str, Measurement], dict[str, Any]]:
     """Measure the drafters of a pair's target; with `noise`, those of a noisy target, too."""
     for prompt in prompts:
         pair.check_length(prompt, size.new_tokens)
@@ -127,7 +127,7 @@ def measure(
         verify = _verify(target, size.repeats)
         note("answers")
         written = answers(target, pair, prompts, size.new_tokens)
-        figures = dict[str, Figure]()
+        figures = dict[str, Measurement]()
         for name, path in drafters_of(pair).items():
             note(name)
             figures[name] = _figure(path, pair, target, written, verify, size)
@@ -156,18 +156,18 @@ def drafters_of(pair: Pair) -> dict[str, Path]:
 
 def _figure(
     path: Path, pair: Pair, target: Decoder, written: Sequence[Answer], verify: Curve, size: Size
-) -> Figure:
+) -> Measurement:
     drafter = load(path, name="drafter")
     forwards = [timed_forward(model, 1, CONTEXT) for model in (target, drafter)]
     times = [[1e3 * forward() for forward in forwards] for _ in range(size.repeats + 5)][5:]
     target_times, drafter_times = zip(*times, strict=True)
-    timed = Figure(
+    timed = Measurement(
         drafter_times, "ms", detail={"bytes": _bytes(path), "target_ms": median(target_times), "noise": False}
     )
     return _predicted(timed, verify, agreement(target, drafter, pair, written))
 
 
-def _predicted(timed: Figure, verify: Curve, found: Agreement) -> Figure:
+def _predicted(timed: Measurement, verify: Curve, found: Agreement) -> Measurement:
     """Return a drafter's times with its agreement, and what follows from both."""
     target_ms = timed.detail["target_ms"]
     plans = _plans(verify, target_ms / 1e3, timed.median / 1e3, found)
@@ -182,12 +182,12 @@ def _noisy(
     pair: Pair,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
-    figures: dict[str, Figure],
+    figures: dict[str, Measurement],
     verify: Curve,
     note: Note,
-) -> dict[str, Figure]:
+) -> dict[str, Measurement]:
     note("answers of the target with noise")
-    target, noisy = load_noisy(pair.target_path), dict[str, Figure]()
+    target, noisy = load_noisy(pair.target_path), dict[str, Measurement]()
     written = answers(target, pair, prompts, new_tokens)
     for form, bits in reversed(FORMS.items()):
         note(f"{form}, noise")
@@ -247,7 +247,7 @@ def with_noise(matrix: Tensor, key: str) -> Tensor:
     return (groups + (torch.rand(groups.shape, generator=generator) - 0.5) * step).flatten(1)
 
 
-def from_options(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+def from_options(args: argparse.Namespace, note: Note) -> tuple[dict[str, Measurement], dict[str, Any]]:
     with DownloadBar() as bar:
         find = partial(resolve, progress=bar.show)
         if args.target:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import specscope
 from specscope.app.bench import speed
-from specscope.app.bench.figures import FULL, QUICK, Figure, Note, Plan
+from specscope.app.bench.figures import FULL, QUICK, BenchPlan, Measurement, Note
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.drafting.static import tree
 from specscope.engine.errors import UsageError
@@ -26,7 +26,7 @@ from specscope.engine.heads.config import HeadConfig
 from specscope.engine.heads.files import check_head
 from specscope.engine.heads.kinds import KINDS
 from specscope.engine.methods import BASELINE
-from specscope.engine.plot import Line, Panel, draw
+from specscope.engine.plot import Panel, PlotLine, draw
 from specscope.traces.facts.metrics import measure as metrics
 from tests.bench import script
 
@@ -74,7 +74,7 @@ class Runs(NamedTuple):
         return sum(m.tokens for m in rows) / sum(m.target_forwards for m in rows)
 
 
-def measure(folder: Path, plan: Plan, note: Note, profile: str | None = None) -> dict[str, Figure]:
+def measure(folder: Path, plan: BenchPlan, note: Note, profile: str | None = None) -> dict[str, Measurement]:
     """Decode the bench's prompts greedily with all heads of a folder; return the speed-ups."""
     pair = Pair.find()
     note("heads")
@@ -93,7 +93,7 @@ def measure(folder: Path, plan: Plan, note: Note, profile: str | None = None) ->
         contestants = {BASELINE: script.Contestant(first, BASELINE, {}, [])}
         contestants |= {name: run.contestant for name, run in runs.items()}
         found = script.race(contestants, BASELINE, plan, note, virtual=bool(profile))
-    figures = dict[str, Figure]()
+    figures = dict[str, Measurement]()
     for name, run in runs.items():
         ratios, same, _ = found[name]
         detail = {
@@ -104,18 +104,18 @@ def measure(folder: Path, plan: Plan, note: Note, profile: str | None = None) ->
             "same_tokens": same,
         }
         unit = f"of {BASELINE}; {run.tokens():.2f} tokens per forward, {run.nodes} nodes"
-        figures[name] = Figure(ratios, unit if same else "other tokens: not comparable", same, detail)
+        figures[name] = Measurement(ratios, unit if same else "other tokens: not comparable", same, detail)
     return figures
 
 
-def chart(figures: Mapping[str, Figure], clock: str) -> str:
+def chart(figures: Mapping[str, Measurement], clock: str) -> str:
     rows = {shape: [f for f in figures.values() if f.detail["shape"] == shape] for shape in SHAPES}
-    tokens, ratios = list[Line](), list[Line]()
+    tokens, ratios = list[PlotLine](), list[PlotLine]()
     for shape, found in rows.items():
         masks = [f.detail["masks"] for f in found]
         values = [f.detail["tokens_per_target_forward"] for f in found]
-        tokens.append(Line(shape, list(zip(masks, values, strict=True))))
-        ratios.append(Line(shape, list(zip(masks, [f.median for f in found], strict=True))))
+        tokens.append(PlotLine(shape, list(zip(masks, values, strict=True))))
+        ratios.append(PlotLine(shape, list(zip(masks, [f.median for f in found], strict=True))))
     return draw((Panel("tokens per target forward", "K", tokens), Panel(f"speed-up, {clock}", "K", ratios)))
 
 
@@ -123,7 +123,7 @@ def _spine(levels: int) -> tuple[tuple[int, ...], ...]:
     return tuple((0,) * (level + 1) for level in range(levels))
 
 
-def from_options(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+def from_options(args: argparse.Namespace, note: Note) -> tuple[dict[str, Measurement], dict[str, Any]]:
     figures = measure(args.heads, QUICK if args.quick else FULL, note, args.profile)
     clock = f"virtual, {args.profile}" if args.profile else "measured, one core"
     if args.output:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from specscope.app.bench.figures import Bar, Figure
+from specscope.app.bench.figures import Bar, Measurement
 from specscope.app.jobs.runs import RunRequest
 from specscope.app.jobs.service import Service
 from specscope.engine.errors import SpecScopeError
@@ -106,7 +106,7 @@ class Turns:
         self.page.goto("about:blank")
 
 
-def measure(repeats: int, note: Note) -> dict[str, Figure]:
+def measure(repeats: int, note: Note) -> dict[str, Measurement]:
     """Return the time of Stop, and the time of runs with an open page over that without one.
 
     Each is measured `repeats` times.
@@ -126,8 +126,8 @@ def measure(repeats: int, note: Note) -> dict[str, Figure]:
                 service.close()
     detail = {"panes": len(tokens), "tokens": tokens}
     return {
-        "page_stop_ms": Figure(stopped, "ms", detail={"panes": len(tokens)}),
-        "page_share": Figure(shares, "decoding time with the page / without it", detail=detail),
+        "page_stop_ms": Measurement(stopped, "ms", detail={"panes": len(tokens)}),
+        "page_share": Measurement(shares, "decoding time with the page / without it", detail=detail),
     }
 
 

@@ -22,9 +22,9 @@ from specscope.app.bars import DownloadBar
 from specscope.app.bench import speed
 from specscope.app.bench.figures import METHODS as FULL
 from specscope.app.bench.figures import METHODS_QUICK as QUICK
-from specscope.app.bench.figures import Figure, Note, Plan
+from specscope.app.bench.figures import BenchPlan, Measurement, Note
 from specscope.app.bench.methods import PROMPTS
-from specscope.app.bench.speed import Race
+from specscope.app.bench.speed import SpeedRace
 from specscope.app.cli.bench import rows
 from specscope.app.named import able
 from specscope.engine.checkpoints import catalog
@@ -101,9 +101,9 @@ def measure(
     file: Path,
     prompts: Sequence[Sequence[int]],
     keys: Sequence[str],
-    plan: Plan,
+    plan: BenchPlan,
     note: Note,
-) -> dict[str, Figure]:
+) -> dict[str, Measurement]:
     """Race our methods, the baseline among them, against llama.cpp; return tokens/s."""
     context = max(map(len, prompts)) + plan.new_tokens
     contestants = {key: speed.decode(cluster, plan, key) for key in keys}
@@ -111,20 +111,22 @@ def measure(
         name = f"llama.cpp_{threads}_thread{'s' * (threads > 1)}"
         contestants[name] = Llama(file, threads, context, plan.new_tokens).generate
     note("race")
-    race = Race(contestants, prompts).run(plan.rounds, plan.seconds, lambda: note(""))
+    race = SpeedRace(contestants, prompts).run(plan.rounds, plan.seconds, lambda: note(""))
     return {name: _figure(race, name, ours=name in keys) for name in contestants}
 
 
-def _figure(race: Race, name: str, *, ours: bool) -> Figure:
+def _figure(race: SpeedRace, name: str, *, ours: bool) -> Measurement:
     texts = zip(race.written(name), race.written(BASELINE), strict=True)
     equal = [one == other for one, other in texts]
     ratio, share = race.speed(name) / race.speed(BASELINE), sum(equal) / len(equal)
     valid = all(equal) or not ours
     unit = f"tokens/s; {ratio:.2f} times {BASELINE}; {share:.0%} of the texts are equal{'' if valid else ': not comparable'}"
-    return Figure(tuple(race.speeds[name]), unit, valid, {f"over_{BASELINE}": ratio, "equal_texts": share})
+    return Measurement(
+        tuple(race.speeds[name]), unit, valid, {f"over_{BASELINE}": ratio, "equal_texts": share}
+    )
 
 
-def from_options(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+def from_options(args: argparse.Namespace, note: Note) -> tuple[dict[str, Measurement], dict[str, Any]]:
     """Return the figures, then the pair and the methods that it cannot run."""
     if not (args.pair or args.target):
         raise UsageError("give --pair or --target, a model with a GGUF file")

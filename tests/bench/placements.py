@@ -10,7 +10,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 import specscope
-from specscope.app.bench.figures import FULL, QUICK, Figure, Note, Plan
+from specscope.app.bench.figures import FULL, QUICK, BenchPlan, Measurement, Note
 from specscope.engine.errors import UsageError
 from specscope.engine.simulate.profile import Profile
 from tests.bench import script
@@ -31,11 +31,11 @@ def places(cluster: Cluster) -> dict[str, dict[str, Any]]:
     return settings
 
 
-def figures_of(cluster: Cluster, plan: Plan, note: Note, *, virtual: bool) -> dict[str, Figure]:
+def figures_of(cluster: Cluster, plan: BenchPlan, note: Note, *, virtual: bool) -> dict[str, Measurement]:
     contestants = {
         name: script.Contestant(cluster, "pearl", config, []) for name, config in places(cluster).items()
     }
-    figures = dict[str, Figure]()
+    figures = dict[str, Measurement]()
     for name, found in script.race(contestants, ALONE, plan, note, virtual=virtual).items():
         header = contestants[name].traces[0].header
         detail = {
@@ -45,16 +45,16 @@ def figures_of(cluster: Cluster, plan: Plan, note: Note, *, virtual: bool) -> di
             "devices": [device.name for device in header.devices],
         }
         unit = f"of {ALONE}" if found.same else "other tokens: not comparable"
-        figures[name] = Figure(found.ratios, unit, found.same, detail)
+        figures[name] = Measurement(found.ratios, unit, found.same, detail)
     return figures
 
 
-def virtual(profile: str, plan: Plan, note: Note) -> tuple[dict[str, Figure], dict[str, str]]:
+def virtual(profile: str, plan: BenchPlan, note: Note) -> tuple[dict[str, Measurement], dict[str, str]]:
     """Decode the bench's prompts on the clusters of a profile's pairs.
 
     The second value is the reason why a pair has no figures, by pair.
     """
-    figures, left_out = dict[str, Figure](), dict[str, str]()
+    figures, left_out = dict[str, Measurement](), dict[str, str]()
     for key in Profile.load(profile).pairs:
         note(key)
         try:
@@ -67,7 +67,7 @@ def virtual(profile: str, plan: Plan, note: Note) -> tuple[dict[str, Figure], di
     return figures, left_out
 
 
-def measure(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+def measure(args: argparse.Namespace, note: Note) -> tuple[dict[str, Measurement], dict[str, Any]]:
     """Return the figures; with a profile, also the pairs left out."""
     plan = QUICK if args.quick else FULL
     if not args.profile:

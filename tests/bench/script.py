@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specscope.app.bench import speed
-from specscope.app.bench.figures import Bar, Figure, Note, Plan
+from specscope.app.bench.figures import Bar, BenchPlan, Measurement, Note
 from specscope.app.cli import options as shared
 from specscope.app.cli.bench import progress, report
 from specscope.engine.checkpoints.pair import Pair
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specscope import Cluster
     from specscope.engine.trace.trace import Trace
 
-Measure = Callable[[argparse.Namespace, Note], tuple[Mapping[str, Figure], Mapping[str, Any]]]
+Measure = Callable[[argparse.Namespace, Note], tuple[Mapping[str, Measurement], Mapping[str, Any]]]
 """(options, progress) -> figures by name, and facts such as the device."""
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "categories.jsonl"
 CATEGORIES = ("chat", "story", "code")
@@ -51,7 +51,7 @@ class Standing(NamedTuple):
 
 
 def race(
-    contestants: Mapping[str, Contestant], against: str, plan: Plan, note: Note, *, virtual: bool
+    contestants: Mapping[str, Contestant], against: str, plan: BenchPlan, note: Note, *, virtual: bool
 ) -> dict[str, Standing]:
     """Decode the bench's prompts with each contestant.
 
@@ -64,7 +64,7 @@ def race(
         for name, one in contestants.items()
     }
     if not virtual:
-        run = speed.Race(decode, ids).run(plan.rounds, plan.seconds, lambda: note(""))
+        run = speed.SpeedRace(decode, ids).run(plan.rounds, plan.seconds, lambda: note(""))
         return {
             name: Standing(run.ratio(name, against), run.same(name, against), run.speed(name))
             for name in contestants

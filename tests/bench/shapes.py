@@ -23,8 +23,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 import specscope
-from specscope.app.bench.cuda import CPU, GPU, NOT_ON_A_GPU, PROMPT, Size, on_device
-from specscope.app.bench.figures import Figure, Note
+from specscope.app.bench.cuda import CPU, GPU, NOT_ON_A_GPU, PROMPT, LlamaShape, on_device
+from specscope.app.bench.figures import Measurement, Note
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.methods import BASELINE
 from specscope.engine.trace.trace import Trace
@@ -53,7 +53,7 @@ TIE = 0.5
 
 
 @torch.inference_mode()
-def write_pair(folder: Path, size: Size, device: torch.device) -> float:
+def write_pair(folder: Path, size: LlamaShape, device: torch.device) -> float:
     """Write `target` and `drafter` into a folder; return the agreement that was reached."""
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     with on_device(device, kind):
@@ -87,7 +87,7 @@ def _scale(model: LlamaForCausalLM, layers: Sequence[int], factor: float) -> Non
         layer.mlp.down_proj.weight.mul_(factor)
 
 
-def race(cluster: specscope.Cluster, rounds: int, tokens: int, note: Note) -> dict[str, Figure]:
+def race(cluster: specscope.Cluster, rounds: int, tokens: int, note: Note) -> dict[str, Measurement]:
     """Run all methods in turns, after a first round that captures graphs and plans drafts."""
     traces: dict[str, list[Trace]] = {key: [] for key in METHODS}
     for number in range(rounds + 1):
@@ -98,7 +98,7 @@ def race(cluster: specscope.Cluster, rounds: int, tokens: int, note: Note) -> di
     return {f"{key}_over_{BASELINE}": _figure(runs[1:], plain) for key, runs in traces.items()}
 
 
-def _figure(runs: Sequence[Trace], plain: Sequence[Trace]) -> Figure:
+def _figure(runs: Sequence[Trace], plain: Sequence[Trace]) -> Measurement:
     speeds = [[metrics(trace).tokens_per_second or 0.0 for trace in each] for each in (runs, plain)]
     parts = parting(runs[-1], plain[-1])
     detail = {
@@ -110,7 +110,7 @@ def _figure(runs: Sequence[Trace], plain: Sequence[Trace]) -> Figure:
         "gap": parts and round(parts[1], 3),
     }
     valid = parts is None or parts[1] <= TIE
-    return Figure(tuple(a / b for a, b in zip(*speeds, strict=True)), "ratio", valid, detail)
+    return Measurement(tuple(a / b for a, b in zip(*speeds, strict=True)), "ratio", valid, detail)
 
 
 def parting(trace: Trace, plain: Trace) -> tuple[int, float] | None:
@@ -125,7 +125,7 @@ def parting(trace: Trace, plain: Trace) -> tuple[int, float] | None:
     return number, math.log(likely[theirs] / likely[ours]) if ours in likely else math.inf
 
 
-def measure(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+def measure(args: argparse.Namespace, note: Note) -> tuple[dict[str, Measurement], dict[str, Any]]:
     on_gpu = torch.cuda.is_available()
     sizes = {size.name: size for size in (GPU if on_gpu else CPU)}
     size = sizes.get(args.size) or next(iter(sizes.values()))

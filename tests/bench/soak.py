@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import psutil
 
-from specscope.app.bench.figures import Bar, Figure, Note
+from specscope.app.bench.figures import Bar, Measurement, Note
 from specscope.engine.errors import SpecScopeError
 from specscope.traces.database.store import Store
 from tests.bench import script
@@ -90,7 +90,7 @@ class Button:
         return [changed.get(i, value) for i, value in enumerate(self.values)]
 
 
-def measure(runs: int, clients: int, note: Note) -> dict[str, Figure]:
+def measure(runs: int, clients: int, note: Note) -> dict[str, Measurement]:
     """Start at least `runs` runs with `clients` clients at once.
 
     A press of the button starts a run for each of the page's usual methods.
@@ -114,16 +114,18 @@ def measure(runs: int, clients: int, note: Note) -> dict[str, Figure]:
             failed = _presses(address, button, presses, clients, pressed)
             memory = _mib(server)
         facts = _stored(database, per_press * (1 + presses))
-    total = Figure((float(facts["expected"]),), "runs", detail={"clients": clients, **facts})
+    total = Measurement((float(facts["expected"]),), "runs", detail={"clients": clients, **facts})
     messages = {"messages": failed[:5]}
     sizes = {"after_warm_up_mib": warm, "end_mib": memory}
     growth = memory / (warm or [memory])[0]
     return {
         "soak_runs": total,
-        "soak_errors": Figure((float(len(failed)),), "failed requests", detail=messages),
-        "soak_lost": Figure((float(facts["lost"]),), "runs that are not stored as done with all their rows"),
-        "soak_memory_growth": Figure((growth,), "memory at the end / after the warm-up", detail=sizes),
-        "server_start_s": Figure((started,), "seconds until the address is printed"),
+        "soak_errors": Measurement((float(len(failed)),), "failed requests", detail=messages),
+        "soak_lost": Measurement(
+            (float(facts["lost"]),), "runs that are not stored as done with all their rows"
+        ),
+        "soak_memory_growth": Measurement((growth,), "memory at the end / after the warm-up", detail=sizes),
+        "server_start_s": Measurement((started,), "seconds until the address is printed"),
     }
 
 

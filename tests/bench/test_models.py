@@ -16,7 +16,7 @@ import torch
 
 import specscope
 from specscope.app.bench import speed
-from specscope.app.bench.figures import Plan
+from specscope.app.bench.figures import BenchPlan
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.drafting.planner import LONGEST
 from specscope.engine.errors import ModelError, UsageError
@@ -144,7 +144,7 @@ def test_each_drafter_has_a_figure(capsys, monkeypatch):
 # llama.cpp, with a stand-in for its server.
 
 
-PLAN = Plan(1, 1, 1.0, 1, 8, 1)
+PLAN = BenchPlan(1, 1, 1.0, 1, 8, 1)
 ANSWER = {"tokens": [5, 6, 2], "content": "hi"}
 
 

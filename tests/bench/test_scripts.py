@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import specscope
-from specscope.app.bench.cuda import Size
-from specscope.app.bench.figures import Plan
+from specscope.app.bench.cuda import LlamaShape
+from specscope.app.bench.figures import BenchPlan
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import UsageError
 from specscope.engine.model.attention import attend
@@ -24,7 +24,7 @@ from tests.bench import attention, groups, health, placements, schedules, shapes
 from tests.engine.heads.random_heads import make_head
 from tests.traces.samples import sample_trace
 
-SMALL = Plan(1, 1, 1.0, 1, 12, 1)
+SMALL = BenchPlan(1, 1, 1.0, 1, 12, 1)
 CASES = (attention.Case(3, 1), attention.Case(3, 4), attention.Case(3, 6, tree=True))
 
 
@@ -46,7 +46,7 @@ def variable_lengths(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, sca
 def test_all_ways_of_attention_have_one_result(monkeypatch, case):
     monkeypatch.setattr(attention, "SHORTEST", 5)
     monkeypatch.setattr(attention, "LONGEST", 40)
-    size = Size("small", 2, 64, 128, 4, 2)
+    size = LlamaShape("small", 2, 64, 128, 4, 2)
     ragged = attention.Ragged(size, case, torch.device("cpu"))
     monkeypatch.setattr(attention, "_varlen_attn", lambda: variable_lengths)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
@@ -126,7 +126,7 @@ def test_the_notes_of_a_pair_are_those_of_its_loops():
 
 
 def test_a_pair_of_a_real_shape_agrees_often_and_all_methods_decode_it(tmp_path: Path):
-    size = Size("small", 6, 64, 128, 4, 2)
+    size = LlamaShape("small", 6, 64, 128, 4, 2)
     agreement = shapes.write_pair(tmp_path, size, torch.device("cpu"))
     assert abs(agreement - shapes.AGREEMENT) < 0.05
     with specscope.open(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 import specscope
-from specscope.app.bench.figures import FULL, QUICK, Bar, Figure, Note
+from specscope.app.bench.figures import FULL, QUICK, Bar, Measurement, Note
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import SpecScopeError
 from specscope.engine.trace.events import Footer, Header, Row, Span
@@ -54,7 +54,7 @@ class Traced(NamedTuple):
         return sum(1 for _ in self.trace.rows())
 
 
-def measure(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+def measure(args: argparse.Namespace, note: Note) -> tuple[dict[str, Measurement], dict[str, Any]]:
     """Measure the costs on worker processes; each figure is of the most expensive method."""
     from specscope.traces.database.store import Store
 
@@ -78,8 +78,8 @@ def measure(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], di
         memory = tuple(peak_mib(command) for _ in range(peaks))
     return {
         **_overhead(runs, cost),
-        "spans_per_second": Figure(tuple(rates), "spans/s", detail={"spans": count}),
-        "peak_memory_mib": Figure(memory, "MiB"),
+        "spans_per_second": Measurement(tuple(rates), "spans/s", detail={"spans": count}),
+        "peak_memory_mib": Measurement(memory, "MiB"),
     }, {}
 
 
@@ -123,7 +123,7 @@ def _fresh(header: Header) -> Header:
     return dataclasses.replace(header, run_id=uuid.uuid4().hex[:12])
 
 
-def _overhead(runs: Mapping[str, Sequence[Traced]], cost: Sequence[float]) -> dict[str, Figure]:
+def _overhead(runs: Mapping[str, Sequence[Traced]], cost: Sequence[float]) -> dict[str, Measurement]:
     event = statistics.median(cost)
     shares = {m: tuple(t.events * event / t.seconds for t in repeats) for m, repeats in runs.items()}
     writer = {m: tuple(t.writer_seconds / t.seconds for t in repeats) for m, repeats in runs.items()}
@@ -132,17 +132,17 @@ def _overhead(runs: Mapping[str, Sequence[Traced]], cost: Sequence[float]) -> di
         "tracing_overhead": _costliest(
             shares,
             "share of the time per token",
-            event_microseconds=Figure(tuple(1e6 * c for c in cost), "us").to_dict(),
+            event_microseconds=Measurement(tuple(1e6 * c for c in cost), "us").to_dict(),
             events_per_token={m: round(statistics.median(n), 2) for m, n in counts.items()},
         ),
         "tracing_writer_cpu": _costliest(writer, "share of one core"),
     }
 
 
-def _costliest(values: Mapping[str, tuple[float, ...]], unit: str, **detail: Any) -> Figure:
+def _costliest(values: Mapping[str, tuple[float, ...]], unit: str, **detail: Any) -> Measurement:
     by_method = {m: statistics.median(v) for m, v in values.items()}
     method = max(by_method, key=by_method.__getitem__)
-    return Figure(values[method], unit, detail={"method": method, "by_method": by_method, **detail})
+    return Measurement(values[method], unit, detail={"method": method, "by_method": by_method, **detail})
 
 
 def compare(prompt: str, new_tokens: int, database: Path) -> list[str]:

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import specscope
-from specscope.app.bench.figures import Bar, Figure, Note
+from specscope.app.bench.figures import Bar, Measurement, Note
 from specscope.app.jobs.service import Service
 from specscope.app.jobs.windows import Windows
 from specscope.engine.trace.trace import Trace
@@ -86,12 +86,12 @@ BARS = {
 }
 
 
-def measure(sizes: Sequence[int], repeats: int, note: Note) -> dict[str, Figure]:
+def measure(sizes: Sequence[int], repeats: int, note: Note) -> dict[str, Measurement]:
     """Return the figures of the server's answers, opening and moving for each size, and of growth.
 
     Each document is opened and moved `repeats` times.
     """
-    figures: dict[str, Figure] = {}
+    figures: dict[str, Measurement] = {}
     base = virtual_run()
     with chromium() as page:
         for size in sizes:
@@ -105,7 +105,7 @@ def measure(sizes: Sequence[int], repeats: int, note: Note) -> dict[str, Figure]
     return figures
 
 
-def answered(trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
+def answered(trace: Trace, name: int, repeats: int) -> dict[str, Measurement]:
     """Return the server's ms for the answers with which the page opens a stored run and moves."""
     opened, moved = list[float](), list[float]()
     with TemporaryDirectory() as folder, Store(Path(folder) / "traces.db") as store:
@@ -131,8 +131,8 @@ def answered(trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
             finally:
                 service.close()
     return {
-        f"viewer_answer_ms_{name}": Figure(tuple(opened), "ms"),
-        f"viewer_window_ms_{name}": Figure(tuple(moved), "ms"),
+        f"viewer_answer_ms_{name}": Measurement(tuple(opened), "ms"),
+        f"viewer_window_ms_{name}": Measurement(tuple(moved), "ms"),
     }
 
 
@@ -179,7 +179,7 @@ def _shifted(rows: Sequence[Any], **offsets: int) -> list[Any]:
     ]
 
 
-def _moved(page: Page, trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
+def _moved(page: Page, trace: Trace, name: int, repeats: int) -> dict[str, Measurement]:
     text = json.dumps(packed(view_model([trace])), separators=(",", ":"))
     opened, worked, frames = list[float](), list[float](), dict[str, list[float]]()
     for _ in range(repeats):
@@ -196,12 +196,12 @@ def _moved(page: Page, trace: Trace, name: int, repeats: int) -> dict[str, Figur
     megabytes = round(len(text) / 1e6, 2)
     detail = {"spans": len(trace.spans), "tokens": len(trace.commits), "document_mb": megabytes}
     found = {
-        f"viewer_open_ms_{name}": Figure(tuple(opened), "ms", detail=detail),
-        f"viewer_open_cpu_ms_{name}": Figure(tuple(worked), "CPU ms"),
+        f"viewer_open_ms_{name}": Measurement(tuple(opened), "ms", detail=detail),
+        f"viewer_open_cpu_ms_{name}": Measurement(tuple(worked), "CPU ms"),
     }
     for key, values in frames.items():
         unit = "frames/s" if key.endswith("fps") else "CPU ms/frame"
-        found[f"viewer_{key}_{name}"] = Figure(tuple(values), unit)
+        found[f"viewer_{key}_{name}"] = Measurement(tuple(values), unit)
     return found
 
 
@@ -221,7 +221,7 @@ class MainThread:
         return spent
 
 
-def _live(page: Page, base: Trace) -> dict[str, Figure]:
+def _live(page: Page, base: Trace) -> dict[str, Measurement]:
     whole = repeated(base, 0)
     while len(whole.commits) < TOKENS:
         whole = repeated(base, len(whole.spans) + 1)
@@ -240,9 +240,11 @@ def _live(page: Page, base: Trace) -> dict[str, Figure]:
     detail = {"runs": PANES, "tokens": len(whole.commits)}
     worst = max(s / f for s, f in zip(spent, frames, strict=True))
     return {
-        "viewer_live_cpu_ms": Figure((sum(spent) / sum(frames),), "CPU ms/frame", detail=detail),
-        "viewer_live_worst_cpu_ms": Figure((worst,), "CPU ms/frame"),
-        "viewer_live_fps": Figure((sum(frames) / (perf_counter() - started),), "frames/s", detail=detail),
+        "viewer_live_cpu_ms": Measurement((sum(spent) / sum(frames),), "CPU ms/frame", detail=detail),
+        "viewer_live_worst_cpu_ms": Measurement((worst,), "CPU ms/frame"),
+        "viewer_live_fps": Measurement(
+            (sum(frames) / (perf_counter() - started),), "frames/s", detail=detail
+        ),
     }
 
 

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import specscope
-from specscope.app.bench.figures import Figure, Note
+from specscope.app.bench.figures import Measurement, Note
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster.session import Cluster
 from specscope.engine.errors import UsageError
@@ -111,13 +111,13 @@ CLASSES = (
 
 def measure(
     texts: int, note: Note, classes: tuple[Pairs, ...] = CLASSES, tokens: int = TOKENS
-) -> tuple[dict[str, Figure], dict[str, list[str]]]:
+) -> tuple[dict[str, Measurement], dict[str, list[str]]]:
     """Return the errors by class, and the methods of the what-ifs that were refused.
 
     The pair is the bundled one; its texts do not end early. The texts of a class are shared out
     among its pairs of settings; each has a seed and one of the prompts.
     """
-    pair, figures, refused = replace(Pair.find(), eos=()), dict[str, Figure](), dict[str, list[str]]()
+    pair, figures, refused = replace(Pair.find(), eos=()), dict[str, Measurement](), dict[str, list[str]]()
     with _open(pair, *PROFILE) as here, _open(pair, *OTHER) as there:
         runs = _Runs((here, there), tokens)
         for c in classes:
@@ -154,7 +154,7 @@ def _open(pair: Pair, profile: str, profile_pair: str) -> Cluster:
     return specscope.open(pair, runtime="virtual", profile=profile, profile_pair=profile_pair or None)
 
 
-def _error(c: Pairs, runs: _Runs, texts: int, note: Note) -> tuple[Figure, list[str]]:
+def _error(c: Pairs, runs: _Runs, texts: int, note: Note) -> tuple[Measurement, list[str]]:
     values, decided, drawn, refused = list[float](), 0, 0, dict[str, None]()
     for recorded, predicted in c.sides:
         settings = {} if recorded == predicted else predicted[1]
@@ -173,7 +173,7 @@ def _error(c: Pairs, runs: _Runs, texts: int, note: Note) -> tuple[Figure, list[
     if values:
         facts |= {"mean": round(fmean(values), 4), "mean_absolute": round(fmean(map(abs, values)), 4)}
     unit = f"of the real time; {drawn / max(1, drawn + decided):.0%} drawn"
-    return Figure(tuple(values), unit, detail=facts), list(refused)
+    return Measurement(tuple(values), unit, detail=facts), list(refused)
 
 
 def _seconds(trace: Trace) -> float:
@@ -182,7 +182,7 @@ def _seconds(trace: Trace) -> float:
     return seconds
 
 
-def from_options(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+def from_options(args: argparse.Namespace, note: Note) -> tuple[dict[str, Measurement], dict[str, Any]]:
     figures, refused = measure(QUICK if args.quick else FULL, note)
     lines = [f"refused in {name}: {', '.join(methods)}" for name, methods in refused.items()]
     return figures, {"device": f"virtual · {PROFILE[0]}", "refused": refused, "lines": lines}

@@ -22,9 +22,9 @@ from specscope.traces.facts.closed_forms import (
     ssd_speedup,
 )
 from specscope.traces.facts.metrics import measure, speedup
-from specscope.traces.lab.forms import FORMS, Place, best_settings
+from specscope.traces.lab.forms import FORMS, MapPlace, best_settings
 from specscope.traces.lab.plan import default
-from specscope.traces.lab.sweep import Job, Scripted
+from specscope.traces.lab.sweep import ScriptedRunner, SweepRun
 from specscope.traces.lab.winners import EQUAL, given_back, winner, with_target
 from specscope.traces.papers import outside, parallel
 from tests.docs.test_docs import ROOT
@@ -166,7 +166,7 @@ def test_each_method_has_its_best_settings_in_the_stored_map():
     for entrant, shares in PLAN.races:
         for c, rate in PLACES:
             given = {**entrant.given, **({entrant.share: shares} if entrant.share else {})}
-            at, form = Place(PLAN.profile, c, rate, PLAN.doubt, PLAN.misses), FORMS[entrant.form]
+            at, form = MapPlace(PLAN.profile, c, rate, PLAN.doubt, PLAN.misses), FORMS[entrant.form]
             one = AT[entrant.key, entrant.devices(shares, 1), c, rate]
             assert one.config == best_settings(form, at, given, entrant.search)
             assert one.form == pytest.approx(form(at, **one.config), abs=1e-4)
@@ -235,10 +235,10 @@ def best_branches(rate: float, c: float) -> float:
 
 def compared(profile: str, key: str, config: dict, rate: float, doubt: float = 0.0) -> list[float]:
     """Return the speed-ups of the seeds 0 to 4."""
-    run, found = Scripted(profile, "", 128, doubt=doubt), list[float]()
+    run, found = ScriptedRunner(profile, "", 128, doubt=doubt), list[float]()
     for seed in range(5):
         mine, plain = (
-            run(Job(k, given, seed, rate, "g")) for k, given in ((key, config), ("autoregressive", {}))
+            run(SweepRun(k, given, seed, rate, "g")) for k, given in ((key, config), ("autoregressive", {}))
         )
         found.append(speedup(measure(mine), measure(plain)))
     return found

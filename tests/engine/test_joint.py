@@ -12,7 +12,7 @@ from specscope.engine.drafting.schedule import Ask
 from specscope.engine.drafting.suffix import Finished
 from specscope.engine.run.lengths import RoundLengths
 from specscope.engine.run.policies import LENGTHS
-from specscope.engine.run.run import Race
+from specscope.engine.run.run import Racing
 from specscope.engine.sampling.draws import Draws
 from specscope.engine.types import Draft, Prefix, Sampling, Verdict
 from tests.engine.toy import Blurred, Logits, Method, Parallel, Scores, Table, ToyRun, ToyTarget, always_wrong
@@ -167,7 +167,7 @@ def test_lines_that_contradict_each_other_have_the_targets_distribution_in_any_o
     busy, stopped = list[int](), 0
     decode = in_order(method("dsi", lookahead=lookahead, sp=3, drafters=3), order, busy)
 
-    class Watched(Race):
+    class Watched(Racing):
         def stop(self, task: asyncio.Task[object] | None) -> None:
             nonlocal stopped
             stopped += task in self._running

@@ -19,7 +19,7 @@ from specscope.engine.drafting.schedule import Ask
 from specscope.engine.drafting.suffix import Finished
 from specscope.engine.drafting.tree import TreeShape, line, root
 from specscope.engine.heads.drafting import Columns
-from specscope.engine.run.run import Race
+from specscope.engine.run.run import Racing
 from specscope.engine.sampling.accept import judge
 from specscope.engine.sampling.draws import Draws, Key
 from specscope.engine.sampling.rows import TargetRows
@@ -234,8 +234,8 @@ class ToyRun:
     def record(self, tokens: tuple[int, ...]) -> int:
         return self._documents.setdefault(tokens, len(self._documents))
 
-    def race(self) -> Race:
-        return Race()
+    def race(self) -> Racing:
+        return Racing()
 
     @property
     def remaining(self) -> int:

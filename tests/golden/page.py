@@ -13,7 +13,7 @@ import gradio as gr
 from specscope.app.pairs import NAMES
 from specscope.app.tabs.form import Composer, Form, build_settings, contents
 from specscope.traces.papers.page import render_body
-from specscope.traces.papers.summary import PAPERS, Summary
+from specscope.traces.papers.summary import PAPERS, RowCounts
 from tests.golden.texts import Outputs, flat
 
 SHOWN = (
@@ -52,7 +52,7 @@ def papers() -> Outputs:
     for paper in PAPERS.values():
         own = [row.to_dict() for row in found if row.paper == paper.key]
         yield f"{paper.key}, rows", flat({"rows": own, "inconsistencies": paper.inconsistencies})
-    yield "summary", flat(Summary.of(found).to_dict())
+    yield "summary", flat(RowCounts.of(found).to_dict())
     steady = [replace(row, ours=1.0) if row.kind == "measured" else row for row in found]
     page = render_body(list(PAPERS.values()), steady).replace("><", ">\n<")
     yield "page", re.sub(r"data:image/png;base64,([^\"]*)", _picture, page)

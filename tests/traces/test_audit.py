@@ -17,7 +17,7 @@ from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.facts.imported import origin
 from specscope.traces.judge import audit as auditing
-from specscope.traces.judge.audit import ALPHA, TILTS, Part, Test, audit
+from specscope.traces.judge.audit import ALPHA, TILTS, AuditPart, Test, audit
 from specscope.traces.judge.health import health
 from specscope.traces.view.audit import audit_view
 from tests.engine.methods.lossless import ONE_EACH
@@ -118,7 +118,7 @@ def test_the_evidence_is_the_mean_likelihood_ratio_of_tilted_chances():
         tilted = [a * exp(tilt) / (1 - a + a * exp(tilt)) for a in chances]
         one, two, three = ((b / a, (1 - b) / (1 - a)) for a, b in zip(chances, tilted, strict=True))
         ratios.append(one[0] * two[1] * three[1])
-    assert Part("", tests).evidence == pytest.approx(log(sum(ratios) / len(ratios)))
+    assert AuditPart("", tests).evidence == pytest.approx(log(sum(ratios) / len(ratios)))
 
 
 @pytest.mark.parametrize("rule", ["ratio", "match"])

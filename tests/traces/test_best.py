@@ -14,9 +14,9 @@ from specscope.traces.facts.places import levels_of
 from specscope.traces.imports.logs.windows import Printed, trace_of, window
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.judge.advice import advise
-from specscope.traces.lengths.basis import Given
+from specscope.traces.lengths.basis import GivenTimes
 from specscope.traces.lengths.best import best_length
-from specscope.traces.lengths.spread import Spread
+from specscope.traces.lengths.spread import LengthSpread
 from specscope.traces.view.document import view_model
 from tests.traces.samples import sample_trace
 from tests.traces.test_whatif_times import loop, plain
@@ -54,13 +54,13 @@ def test_a_log_of_llama_tells_the_speed_of_every_length(logged):
 
 
 def test_given_times_replace_what_a_log_does_not_tell(logged):
-    rows = best_length(logged, given=Given(row=0.1))
+    rows = best_length(logged, given=GivenTimes(row=0.1))
     first = 20.33 / 1.3
     assert rows.lengths[2].speedup == pytest.approx(2.133 * first / (6 + 1.2 * first), rel=0.02)
     assert rows.lengths[3].tokens_per_second == pytest.approx(210 / 2.64), (
         "the measured length keeps its speed"
     )
-    widths = best_length(logged, given=Given(widths=((1, 0.015), (4, 0.0203))))
+    widths = best_length(logged, given=GivenTimes(widths=((1, 0.015), (4, 0.0203))))
     assert widths.lengths[0].tokens_per_second == pytest.approx(1 / 0.015)
     assert widths.lengths[3].tokens_per_second == pytest.approx(2.333 / 0.0293, rel=0.01)
     assert widths.measured is None
@@ -72,10 +72,10 @@ def test_counts_without_times_need_c_and_tell_where_drafts_pay():
     assert (unknown.best, unknown.unit, {one.value for one in unknown.lengths}) == (None, "", {None})
     assert "--c" in unknown.sentence
     assert unknown.lengths[2].limit == pytest.approx((1.844 + 0.6 - 1) / 2, rel=0.01)
-    found = best_length(trace, given=Given(c=0.1, row=0.02))
+    found = best_length(trace, given=GivenTimes(c=0.1, row=0.02))
     assert found.lengths[2].speedup == pytest.approx(2.444 / 1.24, rel=0.01)
     assert found.lengths[2].tokens_per_second is None
-    measured = best_length(trace, given=Given(c=0.3 / 8.4, widths=MOE))
+    measured = best_length(trace, given=GivenTimes(c=0.3 / 8.4, widths=MOE))
     expected = [1.844 / 13.8, 2.444 / 16.2, 2.83 / 19.05, 3.1 / 21.9]
     assert [one.speedup for one in measured.lengths[1:5]] == pytest.approx(
         [8.4 * x for x in expected], rel=0.01
@@ -132,7 +132,7 @@ def test_the_interval_is_that_of_simulated_runs():
                     break
                 total += 1
         found.append(total / 30)
-    low, high = Spread(levels, 1.0, 3).interval(3, 2.0, 30)
+    low, high = LengthSpread(levels, 1.0, 3).interval(3, 2.0, 30)
     assert sum(low <= one <= high for one in found) / len(found) == pytest.approx(0.95, abs=0.015)
 
 
@@ -184,7 +184,7 @@ def test_rounds_without_a_draft_bring_one_token():
     """Half of 100 steps verified a draft; its 4 places kept 100 tokens: 200 tokens in all."""
     counts = {"steps": 100, "drafts": 50, "drafted": 200, "accepted": 100, "places": (45, 30, 15, 10)}
     trace = trace_of(Printed("an engine", "", [window(0, 10, tokens=200, **counts)]), "a log")
-    found = best_length(trace, given=Given(c=0.1, row=0.0))
+    found = best_length(trace, given=GivenTimes(c=0.1, row=0.0))
     assert [found.lengths[k].tokens for k in (0, 1, 4)] == pytest.approx([1, 1 + 0.5 * 0.9, 2])
     assert "50 % of the rounds verified a draft" in " ".join(found.notes)
 
@@ -197,7 +197,7 @@ def test_drafts_that_were_timed_as_a_whole_need_c(tmp_path):
     assert "give it with --c" in found.sentence
     assert "Only whole drafts were timed" in found.notes[0]
     assert advise(trace, measure(trace), baseline, 1.0) is None
-    told = best_length(trace, baseline, given=Given(c=0.25))
+    told = best_length(trace, baseline, given=GivenTimes(c=0.25))
     each = best_length(loop(tmp_path / "each.jsonl"), baseline)
     assert [one.tokens for one in told.lengths] == [one.tokens for one in each.lengths]
     assert told.best == each.best

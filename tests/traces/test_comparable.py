@@ -13,7 +13,7 @@ from specscope.traces.export.perfetto import to_perfetto
 from specscope.traces.export.report import render_report
 from specscope.traces.facts.checks import check
 from specscope.traces.facts.comparable import (
-    Comparison,
+    Baseline,
     batch_size,
     comparisons,
     conditions,
@@ -107,11 +107,11 @@ def test_without_a_plain_run_of_its_conditions_the_closest_plain_run_names_what_
     pearl = sample("pearl")
     far = sample("autoregressive", target_path="b", profile="b")
     near = sample("autoregressive", sampling=GREEDY)
-    assert comparisons([[pearl], [far], [near]])[0] == Comparison(None, "different sampling")
-    assert comparisons([[pearl], [far]])[0] == Comparison(None, "different target, profile")
+    assert comparisons([[pearl], [far], [near]])[0] == Baseline(None, "different sampling")
+    assert comparisons([[pearl], [far]])[0] == Baseline(None, "different target, profile")
     pair = [[pearl], [sample("speculative")]]
-    assert comparisons(pair) == [Comparison(None, "no plain decoding among these runs")] * 2
-    assert comparisons([[pearl]]) == [Comparison(None, "")]
+    assert comparisons(pair) == [Baseline(None, "no plain decoding among these runs")] * 2
+    assert comparisons([[pearl]]) == [Baseline(None, "")]
 
 
 def test_autoregressive_decoding_is_the_baseline_before_a_method_that_found_no_draft():
@@ -128,7 +128,7 @@ def test_autoregressive_decoding_is_the_baseline_before_a_method_that_found_no_d
 def test_a_batch_is_compared_with_batched_plain_decoding_only():
     batch, single = batched("pearl", 2), sample("autoregressive")
     assert (batch_size(batch), batch_size(sample("pearl"))) == (2, 1)
-    missing = Comparison(None, "no batched plain decoding among these runs")
+    missing = Baseline(None, "no batched plain decoding among these runs")
     assert comparisons([[batch], [single]])[0] == missing
     assert comparisons([[batch], [single, single]])[0] == missing, "the same prompts, one after the other"
     assert comparisons([[batch], [batched("autoregressive", 2)]])[0].baseline == 1

@@ -19,7 +19,7 @@ from specscope.engine.types import Limits, Sampling
 from specscope.traces.export.report import render_report
 from specscope.traces.facts.imported import origin
 from specscope.traces.facts.metrics import measure
-from specscope.traces.facts.places import Level, Slot, first_rate, has_trees, level_rate
+from specscope.traces.facts.places import LevelRate, Slot, first_rate, has_trees, level_rate
 from specscope.traces.view.document import view_model
 from specscope.traces.view.figures import USED_BY, acceptance
 from tests.engine.heads.random_heads import with_heads
@@ -221,7 +221,7 @@ def test_every_metric_by_hand():
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
     slots = [(1, 2, 2, 2, 1.0, 1.0), (2, 2, 2, 1, 0.5, 0.5), (4, 1, 0, 0, None, 0.0)]
     assert m.per_position == tuple(Slot(*slot) for slot in slots)
-    assert m.per_level == (Level(1, 2, 2, 1.0), Level(2, 2, 1, 0.5))
+    assert m.per_level == (LevelRate(1, 2, 2, 1.0), LevelRate(2, 2, 1, 0.5))
     # Decoding lasts from 10 to 45 ms: 10 ms of drafts, 20 of verification, 5 between rounds.
     assert m.occupancy == pytest.approx({"d": 10 / 35, "t": 20 / 35})
     shares = {"both": 0, "draft": 10 / 35, "target": 20 / 35, "none": 5 / 35}

@@ -18,7 +18,7 @@ from specscope.traces.database.store import Store
 from specscope.traces.facts.metrics import measure
 from specscope.traces.following import folder as folders
 from specscope.traces.following.folder import Folder
-from specscope.traces.following.growing import Counting, Log, Metrics
+from specscope.traces.following.growing import Counting, GrowingLog, GrowingMetrics
 from specscope.traces.imports.reading import read_traces
 from tests.engine.servers.replayed import RECORDED, serving
 from tests.traces.samples import sample_events
@@ -62,7 +62,7 @@ def append(path: Path, text: str | bytes) -> None:
 @pytest.mark.parametrize("name", LOGS)
 def test_a_log_that_grows_by_any_bytes_has_the_windows_of_its_import(name, log, store):
     content, chance = (PRINTED / name).read_bytes(), random.Random(7)
-    counting, told = Counting(Log(log), store), 0
+    counting, told = Counting(GrowingLog(log), store), 0
     while content:
         cut = chance.choice((1, 30, 200, 3000))
         append(log, content[:cut])
@@ -83,7 +83,7 @@ def test_a_window_is_told_when_its_lines_are_complete(log):
     drafts, totals = (
         next(i for i, line in enumerate(lines) if part in line) for part in ("draft accept", "statistics")
     )
-    counting = Counting(Log(log), None)
+    counting = Counting(GrowingLog(log), None)
     assert (counting.step(), counting.source.waiting) == (None, "server.log does not exist yet")
     append(log, "".join(lines[: drafts + 1]))
     assert not counting.step(), "its line of statistics may come"
@@ -95,7 +95,7 @@ def test_a_window_is_told_when_its_lines_are_complete(log):
 
 @pytest.mark.parametrize("change", ["cut", "rotated", "removed"])
 def test_a_log_that_is_cut_or_rotated_goes_on(change, log, store):
-    counting = Counting(Log(log), store)
+    counting = Counting(GrowingLog(log), store)
     content = (PRINTED / "04-vllm.log").read_text()
     append(log, content)
     assert len(fresh(counting)) == 3
@@ -117,7 +117,7 @@ def test_a_log_that_is_cut_or_rotated_goes_on(change, log, store):
 def test_servers_of_several_engines_in_one_log_are_all_followed(log, store):
     names = ("01-llama-server.log", "04-vllm.log", "07-sglang.log")
     texts = [(PRINTED / name).read_text().splitlines() for name in names]
-    counting = Counting(Log(log), store)
+    counting = Counting(GrowingLog(log), store)
     for row in zip_longest(*texts, fillvalue=""):
         append(log, "\n".join(row) + "\n")
         settled(counting)
@@ -134,7 +134,7 @@ def test_servers_of_several_engines_in_one_log_are_all_followed(log, store):
 def test_what_differs_in_each_line_makes_no_run_of_each(log, store):
     lines = (PRINTED / "04-vllm.log").read_text().splitlines() * 10
     append(log, "".join(f"[req-{i:x}] {line}\n" for i, line in enumerate(lines)))
-    settled(Counting(Log(log), store), last=True)
+    settled(Counting(GrowingLog(log), store), last=True)
     runs = [store.load(one.header.run_id) for one in store.runs()[0]]
     assert len(runs) <= 17
     assert sum(len(run.windows) for run in runs) == 30
@@ -142,7 +142,7 @@ def test_what_differs_in_each_line_makes_no_run_of_each(log, store):
 
 def test_a_restarted_llama_server_goes_on_after_its_last_window(log, store):
     content = (PRINTED / "01-llama-server.log").read_text()
-    counting = Counting(Log(log), store)
+    counting = Counting(GrowingLog(log), store)
     append(log, content)
     before = fresh(counting)
     os.truncate(log, 0)
@@ -162,13 +162,13 @@ def test_what_is_there_already_is_left_out_from_the_end(log):
     lines = (PRINTED / "01-llama-server.log").read_text().splitlines(keepends=True)
     half = next(i for i, line in enumerate(lines) if "task 91" in line)
     append(log, "".join(lines[:half]))
-    counting = Counting(Log(log, from_end=True), None)
+    counting = Counting(GrowingLog(log, from_end=True), None)
     assert fresh(counting) == []
     append(log, "".join(lines[half:]))
     (window,) = fresh(counting)
     # statistics are totals: the difference to those that are left out
     assert (window.label, window.drafts, window.drafted) == ("task 91", 50, 150)
-    later = Counting(Log(log.with_name("later.log"), from_end=True), None)
+    later = Counting(GrowingLog(log.with_name("later.log"), from_end=True), None)
     fresh(later)
     append(log.with_name("later.log"), "".join(lines))
     assert len(fresh(later)) == 2, "it did not exist: nothing was there already"
@@ -177,11 +177,11 @@ def test_what_is_there_already_is_left_out_from_the_end(log):
 def test_the_same_log_is_the_same_run_and_another_one_is_not(log, store):
     append(log, (PRINTED / "04-vllm.log").read_text())
     for _ in range(2):
-        settled(Counting(Log(log), store))
+        settled(Counting(GrowingLog(log), store))
     assert store.runs()[1] == 1
     os.truncate(log, 0)
     append(log, (PRINTED / "04-vllm.log").read_text().replace("09:0", "11:0"))
-    settled(Counting(Log(log), store))
+    settled(Counting(GrowingLog(log), store))
     assert store.runs()[1] == 2
 
 
@@ -190,7 +190,11 @@ def test_two_followers_of_one_database_store_both(log, tmp_path):
     other = log.with_name("vllm.log")
     append(other, (PRINTED / "04-vllm.log").read_text())
     with Store(tmp_path / "t.db") as one, Store(tmp_path / "t.db") as two:
-        for counting in (Counting(Log(log), one), Counting(Log(other), two), Counting(Log(log), two)):
+        for counting in (
+            Counting(GrowingLog(log), one),
+            Counting(GrowingLog(other), two),
+            Counting(GrowingLog(log), two),
+        ):
             settled(counting)
         assert one.runs()[1] == two.runs()[1] == 2
 
@@ -205,7 +209,7 @@ ODD = {
 
 @pytest.mark.parametrize("odd", ODD)
 def test_odd_bytes_between_the_lines_change_nothing(odd, log):
-    counting = Counting(Log(log), None)
+    counting = Counting(GrowingLog(log), None)
     append(log, ODD[odd])
     assert fresh(counting) == []
     append(log, b"\n" + (PRINTED / "04-vllm.log").read_bytes())
@@ -216,7 +220,7 @@ def test_what_is_no_file_is_refused_in_words(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(UsageError, match="is not a regular file"):
-            Counting(Log(path), None).step()
+            Counting(GrowingLog(path), None).step()
     with pytest.raises(UsageError, match="cannot read the folder"):
         Folder(tmp_path / "none", None).step()
 
@@ -235,7 +239,7 @@ def text_of(drafts: int | str, drafted: int | str, accepted: int | str, tokens: 
 
 def polled(served, *texts: bytes | None) -> tuple[list, list[str]]:
     """Return the windows of a server that answers these texts in turn, and what it says."""
-    metrics, said, windows = Metrics(Address.of(served.url), 0.0), [], []
+    metrics, said, windows = GrowingMetrics(Address.of(served.url), 0.0), [], []
     for text in texts:
         served.answers["/metrics"] = text
         found = metrics.read()
@@ -294,7 +298,7 @@ def test_a_server_that_is_away_is_asked_on_and_a_redirection_is_not_followed():
         _, (said,) = polled(served, text_of(5, 20, 9))
         assert "answered /metrics with 302" in said
         assert other.headers == []
-    metrics = Metrics(Address.of(served.url), 0.0)
+    metrics = GrowingMetrics(Address.of(served.url), 0.0)
     assert metrics.read() is None
     assert "does not answer" in metrics.waiting
 
@@ -311,7 +315,7 @@ def test_a_server_that_sends_byte_after_byte_is_left(monkeypatch):
 
 def test_the_run_of_counters_grows_in_the_database(store):
     with serving({"/metrics": text_of(0, 0, 0)}, []) as served:
-        counting = Counting(Metrics(Address.of(served.url), 0.0), store)
+        counting = Counting(GrowingMetrics(Address.of(served.url), 0.0), store)
         counting.step()
         for number in (1, 2, 3):
             served.answers["/metrics"] = text_of(number, 4 * number, 2 * number, 3 * number)

@@ -23,7 +23,7 @@ from specscope.traces.lab.axes import (
     sweepable,
 )
 from specscope.traces.lab.points import FILE, points_of
-from specscope.traces.lab.sweep import Cell, Job, Scripted, Sweep, best, sweep
+from specscope.traces.lab.sweep import ScriptedRunner, Sweep, SweepCell, SweepRun, best, sweep
 from tests.traces.samples import sample_trace, with_header
 
 PROFILE = "pearl-4xA100"
@@ -34,10 +34,10 @@ def plan(field: str = "gamma", values=(1, 4), rates=(0.5, 1.0), **more) -> Sweep
     return Sweep(**{**settings, **more})
 
 
-def asking(asked: list[Job]):
+def asking(asked: list[SweepRun]):
     """Return a runner that notes its jobs and decodes nothing."""
 
-    def run(job: Job):
+    def run(job: SweepRun):
         asked.append(job)
         return sample_trace("autoregressive")
 
@@ -45,7 +45,7 @@ def asking(asked: list[Job]):
 
 
 def test_every_value_and_rate_is_a_cell_with_a_spread_and_a_trace():
-    cells = list(sweep(plan(), Scripted(PROFILE, tokens=16)))
+    cells = list(sweep(plan(), ScriptedRunner(PROFILE, tokens=16)))
     assert [(cell.row, cell.column) for cell in cells] == [(0.5, 1), (0.5, 4), (1.0, 1), (1.0, 4)]
     for cell in cells:
         assert len(cell.speedups) == 2
@@ -63,9 +63,9 @@ def test_every_value_and_rate_is_a_cell_with_a_spread_and_a_trace():
 
 
 def test_a_stop_ends_the_sweep_without_the_cell_of_a_run_in_progress():
-    stop, ran = threading.Event(), list[Job]()
+    stop, ran = threading.Event(), list[SweepRun]()
 
-    def run(job: Job):
+    def run(job: SweepRun):
         if len(ran) == 3:
             stop.set()
         return asking(ran)(job)
@@ -77,7 +77,7 @@ def test_a_stop_ends_the_sweep_without_the_cell_of_a_run_in_progress():
 
 def test_a_value_that_the_method_refuses_is_a_cell_with_the_reason():
     refused = plan("lookahead", (1,), (0.5,), method="dsi")
-    (cell,) = sweep(refused, Scripted(PROFILE, tokens=4))
+    (cell,) = sweep(refused, ScriptedRunner(PROFILE, tokens=4))
     assert "lookahead is 1; with" in cell.error
     assert cell.speedups == ()
 
@@ -87,7 +87,7 @@ def measured(drafters: Axis | None = None, **more) -> Sweep:
 
 
 def test_every_drafter_is_a_row_with_plain_decoding_of_its_own():
-    asked = list[Job]()
+    asked = list[SweepRun]()
     drafters = axis(METHODS["speculative"], DRAFTER, "int4, usual,int4, /models/small")
     assert drafters.values == ("int4", "usual", "/models/small")
     cells = list(sweep(measured(drafters=drafters), asking(asked)))
@@ -99,7 +99,7 @@ def test_every_drafter_is_a_row_with_plain_decoding_of_its_own():
 
 
 def test_passes_of_a_measured_sweep_alternate_and_every_cell_has_its_own_baseline():
-    asked = list[Job]()
+    asked = list[SweepRun]()
     (first, _) = sweep(measured(passes=3), asking(asked))
     one = ["autoregressive", "speculative", "speculative", "autoregressive", "autoregressive", "speculative"]
     assert [job.method for job in asked] == one * 2
@@ -120,13 +120,13 @@ TREE = [{}, *({**GREEDY, "width": width, "depth": 4} for width in (2, 3))]
     ids=["two axes", "a batch"],
 )
 def test_two_settings_can_be_the_axes_and_a_batch_has_its_own_plain_one(asks, configs):
-    asked = list[Job]()
+    asked = list[SweepRun]()
     list(sweep(asks, asking(asked)))
     assert [job.config for job in asked] == configs
 
 
 def test_runs_of_different_clocks_are_never_compared():
-    def run(job: Job):
+    def run(job: SweepRun):
         trace = sample_trace("autoregressive")
         fast = job.method == "speculative"
         return with_header(trace, runtime="local-process", profile="") if fast else trace
@@ -137,22 +137,25 @@ def test_runs_of_different_clocks_are_never_compared():
 
 
 def test_the_spread_is_half_of_the_range_and_the_range_of_passes():
-    seeds, passes = Cell(0.5, 1, ((1.2,), (1.4,)), ()), Cell(None, 1, ((1.2, 1.5, 1.4), (2.0, 2.0, 2.6)), ())
-    assert Cell(0.5, 1, ((1.2,),), ()).spread == "1 run"
+    seeds, passes = (
+        SweepCell(0.5, 1, ((1.2,), (1.4,)), ()),
+        SweepCell(None, 1, ((1.2, 1.5, 1.4), (2.0, 2.0, 2.6)), ()),
+    )
+    assert SweepCell(0.5, 1, ((1.2,),), ()).spread == "1 run"
     assert (seeds.mean, seeds.spread) == (pytest.approx(1.3), "±0.10")
     assert (passes.mean, passes.spread) == (pytest.approx((1.4 + 2.0) / 2), "1.20 to 2.60")
 
 
 def test_no_measured_cell_is_the_best_within_the_spread():
-    def cell(*passes: float) -> Cell:
-        return Cell(None, 1, (passes,), ())
+    def cell(*passes: float) -> SweepCell:
+        return SweepCell(None, 1, (passes,), ())
 
     slow, near, fast = cell(1.0, 1.1), cell(1.1, 1.3), cell(1.2, 1.4)
     assert best([slow, near, fast], measured=True) is None
     assert best([slow, fast], measured=True) is fast
     assert best([slow, cell(1.9)], measured=True) is None, "one pass has no spread"
     assert best([slow, near, fast], measured=False) is fast
-    assert best([Cell(None, 1, (), (), "refused")], measured=False) is None
+    assert best([SweepCell(None, 1, (), (), "refused")], measured=False) is None
 
 
 MANY = {"values": tuple(range(1, 33)), "rates": tuple(i / 10 for i in range(10))}
@@ -182,16 +185,16 @@ WRONG = [
 @pytest.mark.parametrize(("settings", "message"), WRONG)
 def test_wrong_sweeps_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
-        next(sweep(plan(**settings), Scripted(PROFILE)))
+        next(sweep(plan(**settings), ScriptedRunner(PROFILE)))
 
 
 @pytest.mark.parametrize(
     ("runner", "seeds", "message"),
     [
-        (Scripted(PROFILE, tokens=0), 1, "tokens is 0"),
-        (Scripted(PROFILE), 9, "seeds is 9"),
-        (Scripted("none"), 1, "there is no profile 'none'"),
-        (Scripted(PROFILE, "none"), 1, "has no pair 'none'"),
+        (ScriptedRunner(PROFILE, tokens=0), 1, "tokens is 0"),
+        (ScriptedRunner(PROFILE), 9, "seeds is 9"),
+        (ScriptedRunner("none"), 1, "there is no profile 'none'"),
+        (ScriptedRunner(PROFILE, "none"), 1, "has no pair 'none'"),
     ],
 )
 def test_wrong_scripts_are_refused(runner, seeds, message):

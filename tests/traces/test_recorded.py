@@ -105,6 +105,24 @@ def test_what_is_left_out_is_unknown(record, left_out, unknown):
     assert to_perfetto(trace)["traceEvents"]
 
 
+def test_several_drafters_are_told_apart_by_their_devices(tmp_path):
+    devices = {"copies": "drafter", "small": "drafter", "t": "target"}
+    with specscope.record(tmp_path / "run.jsonl", devices=devices) as rec:
+        rec.start(0)
+        rec.add("draft", 0, MS, "copies", rows=0)
+        rec.round([1, 2], 2, [1, 2, 3], time=2 * MS)
+        rec.add("draft", 2 * MS, 8 * MS, "small", rows=1)
+        rec.round([4, 5, 6], 1, [4, 9], time=9 * MS)
+    trace = read_file(tmp_path / "run.jsonl")
+    assert shown(trace)["verdict"]["drafter"] == (
+        "Accepted by drafter: copies 2 of 2 tested tokens (100 %), 0.5 ms of drafting each; "
+        "small 1 of 2 tested tokens (50 %), 2 ms of drafting each."
+    )
+    for d in trace.decisions:
+        object.__setattr__(d, "draft_span", 0)
+    assert shown(trace)["verdict"]["drafter"] == "", "one drafter has no need of it"
+
+
 def test_without_spans_there_are_no_times(record):
     trace = record(2, 3, out=["spans"])
     run = shown(trace)

@@ -17,7 +17,7 @@ from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.sets.compared import sets_of
 from specscope.traces.sets.figures import t
-from specscope.traces.sets.members import Member, members_of
+from specscope.traces.sets.members import SetMember, members_of
 from tests.traces.samples import sample_trace
 
 PRINTED = Path(__file__).parent / "imported" / "printed"
@@ -136,11 +136,11 @@ def test_the_interval_holds_the_rate_of_many_requests():
     low, high = 0.3, 0.9
     truth = 1 + sum((high ** (i + 1) - low ** (i + 1)) / (i + 1) for i in range(1, K + 1)) / (high - low)
     for seed in range(times):
-        members: list[Member] = []
+        members: list[SetMember] = []
         for n in range(12):
             kept = drawn(10_000 * seed + n, draws.uniform(low, high), draws.randint(20, 80))
             counts = {"drafts": len(kept), "drafted": K * len(kept), "accepted": sum(kept)}
-            members.append(Member(str(n), None, str(n), "request", SETTING, longest=K, **counts))
+            members.append(SetMember(str(n), None, str(n), "request", SETTING, longest=K, **counts))
         whole = sets_of([members])["sets"][0]["whole"]["length"]
         held += whole["low"] <= truth <= whole["high"]
     assert 0.92 < held / times < 0.98
@@ -266,11 +266,11 @@ def test_what_lacks_counts_or_drafts_is_counted_and_in_no_figure(write):
 def test_no_member_and_no_round():
     assert sets_of([[]]) == {"sets": [], "left_out": 0, "note": "", "compared": []}
     assert html(sets_of([[]])) == ""
-    empty = Member("a", None, "a", "request", SETTING, drafts=0, steps=0, drafted=0, accepted=0)
+    empty = SetMember("a", None, "a", "request", SETTING, drafts=0, steps=0, drafted=0, accepted=0)
     one = sets_of([[empty]])["sets"][0]
     assert one["sentences"] == ["Nothing was drafted."]
     assert "a" in "".join(lines(sets_of([[empty]])))
-    odd = Member("a", None, "a", "summary", SETTING, drafts=9, steps=9, drafted=24, accepted=8, longest=0)
+    odd = SetMember("a", None, "a", "summary", SETTING, drafts=9, steps=9, drafted=24, accepted=8, longest=0)
     assert sets_of([[odd]])["sets"][0]["whole"]["length"]["value"] == pytest.approx(
         1 + 8 / 9
     )  # as a file says

@@ -15,7 +15,7 @@ from specscope.engine.layout import Layout, Separate
 from specscope.engine.types import Limits
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.places import first_rate, level_rate
-from specscope.traces.facts.rates import Rates, rates_of
+from specscope.traces.facts.rates import RunRates, rates_of
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.judge.advice import kind_of, predicted
 from specscope.traces.view.document import view_model
@@ -24,7 +24,7 @@ from tests.traces.samples import bundled, sample_trace, shown, slowed, with_head
 PLAIN = sample_trace("autoregressive")
 DRAFT = ((1, 0.1),)
 PROBE = Probe(((1, 1.0), (9, 1.0)), DRAFT, DRAFT, 0.0, ((0.8,),) * 5, (), 1)
-RATES = Rates(PROBE, (1.0,) * 5, 0.8, 1.0, 1.0)
+RATES = RunRates(PROBE, (1.0,) * 5, 0.8, 1.0, 1.0)
 
 
 def judged(trace, **options):

@@ -13,8 +13,8 @@ from specscope.engine.errors import UsageError
 from specscope.engine.simulate.oracle import bernoulli_models
 from specscope.engine.types import Limits
 from specscope.traces.facts.closed_forms import ssd_speedup
-from specscope.traces.lab.forms import FORMS, Place
-from specscope.traces.lab.plan import Plan, assumptions, default
+from specscope.traces.lab.forms import FORMS, MapPlace
+from specscope.traces.lab.plan import MapPlan, assumptions, default
 from specscope.traces.lab.winners import (
     Result,
     draw,
@@ -28,7 +28,7 @@ from specscope.traces.lab.winners import (
 from tests.traces.samples import bundled
 
 
-def small(**changes) -> Plan:
+def small(**changes) -> MapPlan:
     return replace(default(), **{"ratios": (5,), "rates": (0.8,), "devices": (2, 4), "seeds": 1, **changes})
 
 
@@ -68,7 +68,7 @@ def test_specbranch_has_the_length_of_a_branch_and_the_forks_that_are_best(c, ra
     """By form and by run no other setting is faster, but for the spread of few runs."""
     plan = small(ratios=(c,), rates=(rate,), tokens=128, seeds=2, methods=default().methods[3:4])
     (best,) = results(plan, c, rate)
-    at, form = Place(plan.profile, c, rate, plan.doubt, plan.misses), FORMS["branches"]
+    at, form = MapPlace(plan.profile, c, rate, plan.doubt, plan.misses), FORMS["branches"]
     assert best.config["branches"] * best.config["length"] <= 64
     for gamma, length, branches in others:
         given = {"gamma": gamma, "length": length, "branches": branches, "threshold": rate}

@@ -59,7 +59,7 @@ class Search(NamedTuple):
     busy: bool = False
 
 
-class Facts(NamedTuple):
+class RunFacts(NamedTuple):
     """What a run's rows say."""
 
     tokens: int | None
@@ -128,7 +128,7 @@ def _has_model(connection: Connection, part: str) -> ColumnElement[bool]:
     return or_(*(c.in_(filter(named, connection.scalars(select(c).distinct()).all())) for c in columns))
 
 
-def fits(search: Search, found: Facts) -> bool:
+def fits(search: Search, found: RunFacts) -> bool:
     known = {"tokens": found.tokens, "speedup": found.speedup}
     for name, sign, number in search.numbers:
         if name in known:
@@ -149,7 +149,7 @@ def _json(column: Any, path: str) -> Any:
 
 def facts(
     connection: Connection, keys: Sequence[int], headers: Callable[[int], Header | None]
-) -> dict[int, Facts]:
+) -> dict[int, RunFacts]:
     """Return the facts of runs, by key; `headers` returns None for a damaged run."""
     try:
         return _facts(connection, keys, headers)
@@ -157,13 +157,13 @@ def facts(
         if isinstance(error, DatabaseError) and not is_damage(error):
             raise
         if len(keys) == 1:
-            return {keys[0]: Facts(0, None)}
+            return {keys[0]: RunFacts(0, None)}
         return {key: found for one in keys for key, found in facts(connection, [one], headers).items()}
 
 
 def _facts(
     connection: Connection, keys: Sequence[int], headers: Callable[[int], Header | None]
-) -> dict[int, Facts]:
+) -> dict[int, RunFacts]:
     names = dict(_select(connection, RUN.c.id, keys, RUN.c.group))
     races, alone = _races(connection, {*names.values()} - {""}), [k for k in keys if not names[k]]
     fields = [*races, *_beside(connection, alone)]
@@ -213,7 +213,7 @@ def _select(connection: Connection, column: Any, keys: Iterable[int], *more: Any
     return [tuple(row) for row in rows]
 
 
-def _speeds(connection: Connection, keys: Sequence[int]) -> dict[int, Facts]:
+def _speeds(connection: Connection, keys: Sequence[int]) -> dict[int, RunFacts]:
     """Return tokens and tokens/s of runs, as `specscope.traces.facts.metrics` defines them."""
     token, span, one = schema.ROWS[Commit], schema.ROWS[Span], schema.ROWS[Round]
     prefills = (span.c.run.in_(keys), span.c.kind == "prefill", span.c.step == 0)
@@ -221,7 +221,7 @@ def _speeds(connection: Connection, keys: Sequence[int]) -> dict[int, Facts]:
     begun = _by_run(connection, span, keys, func.max(span.c.end), where=prefills)
     late = tuple_(one.c.run, one.c.span).not_in(select(span.c.run, span.c.id).where(*prefills))
     decoded = _by_run(connection, one, keys, func.sum(one.c.emitted), where=(late,))
-    found = dict[int, Facts]()
+    found = dict[int, RunFacts]()
     for key in keys:
         (count, last), (first,), (after,) = (
             ended.get(key, (0, None)),
@@ -230,13 +230,13 @@ def _speeds(connection: Connection, keys: Sequence[int]) -> dict[int, Facts]:
         )
         whole = all(isinstance(value, int) for value in (last, first, after))  # SQLite does not check types
         speed = after / (last - first) * 1e9 if whole and after and last > first else None
-        found[key] = Facts(count, speed)
+        found[key] = RunFacts(count, speed)
     return found
 
 
 def _counted(
     connection: Connection, keys: Sequence[int], headers: Callable[[int], Header | None]
-) -> dict[int, Facts]:
+) -> dict[int, RunFacts]:
     """Return the facts of runs without tokens of their own: windows of counts, and totals."""
     table = schema.ROWS[Window]
     time = func.coalesce(table.c.busy, table.c.end - table.c.start)
@@ -245,17 +245,17 @@ def _counted(
         case((c.busy.is_not(None), func.min(c.tokens, c.steps + c.accepted))), c.tokens
     )  # `counted.decoded`
     sums = count(), count(c.tokens), func.sum(c.tokens), func.sum(made), func.sum(time), func.min(time)
-    found = dict[int, Facts]()
+    found = dict[int, RunFacts]()
     for key, (rows, known, tokens, pace, nanoseconds, least) in _by_run(
         connection, table, keys, *sums, where=(table.c.drafter == "",)
     ).items():
         whole = rows == known and all(isinstance(one, int) for one in (tokens, pace, nanoseconds, least))
         speed = pace / nanoseconds * 1e9 if whole and least > 0 else None
-        found[key] = Facts(tokens if whole else None, speed)
+        found[key] = RunFacts(tokens if whole else None, speed)
     for key in keys:
         imported = origin(header) if key not in found and (header := headers(key)) is not None else None
         if imported is not None and ("number of tokens" in imported.unknown or imported.counts):
-            found[key] = Facts(imported.counts.tokens if imported.counts else None, None)
+            found[key] = RunFacts(imported.counts.tokens if imported.counts else None, None)
     return found
 
 
@@ -268,7 +268,7 @@ def _by_run(
 
 
 def _speedups(
-    connection: Connection, headers: Mapping[int, Header], known: Mapping[int, Facts], *, passes: bool
+    connection: Connection, headers: Mapping[int, Header], known: Mapping[int, RunFacts], *, passes: bool
 ) -> dict[int, float]:
     """Return the speed-ups of runs as the page and the report of all of them show them.
 
@@ -289,7 +289,7 @@ def _speedups(
 
 
 def _outline(connection: Connection, key: int, header: Header) -> Trace:
-    """Return as much of a trace as `traces.comparable` reads: its rounds, a draft and a token."""
+    """Return as much of a trace as `comparable` reads: its rounds, a draft and a token."""
     trace = Trace(header)
     for kind, *where in ((Round,), (Span, schema.ROWS[Span].c.model == "drafter"), (Commit,)):
         table = schema.ROWS[kind]

@@ -35,10 +35,10 @@ _recording: set[str] = set()
 """Ids of the runs that this process records."""
 
 
-class Recorder:
+class RunRecorder:
     """Records the events of one run. `add` only queues; a later call raises its error."""
 
-    def __init__(self, writer: Writer, key: int, run_id: str) -> None:
+    def __init__(self, writer: BatchWriter, key: int, run_id: str) -> None:
         self.run_id = run_id
         self.key = key
         self.error: StoreError | None = None
@@ -63,7 +63,7 @@ class Recorder:
         if self.error is not None:
             raise StoreError(str(self.error))
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> RunRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -82,10 +82,10 @@ class _Job:
         self.result: Future[Any] = Future()
 
 
-_Item: TypeAlias = "tuple[Recorder, Row | Footer] | _Job | None"
+_Item: TypeAlias = "tuple[RunRecorder, Row | Footer] | _Job | None"
 
 
-class Writer:
+class BatchWriter:
     """The thread that writes batches of events and other changes, each in a transaction."""
 
     def __init__(self, engine: Engine, path: Path) -> None:
@@ -96,11 +96,11 @@ class Writer:
         self._soon = threading.Event()
         self._ending = threading.Lock()
         self._ended = False
-        self._recorders: set[Recorder] = set()
+        self._recorders: set[RunRecorder] = set()
         self._thread = threading.Thread(target=self._loop, name="trace-writer", daemon=True)
         self._thread.start()
 
-    def record(self, header: Header) -> Recorder:
+    def record(self, header: Header) -> RunRecorder:
         owner = {"owner_pid": os.getpid(), "owner_start": psutil.Process().create_time()}
 
         added = list[str]()
@@ -116,11 +116,11 @@ class Writer:
         except StoreError:
             _recording.difference_update(added)
             raise
-        recorder = Recorder(self, key, header.run_id)
+        recorder = RunRecorder(self, key, header.run_id)
         self._recorders.add(recorder)
         return recorder
 
-    def finish(self, recorder: Recorder) -> None:
+    def finish(self, recorder: RunRecorder) -> None:
         if recorder in self._recorders:
             try:
                 self.call(lambda _: None)
@@ -156,7 +156,7 @@ class Writer:
         while True:
             items = self._gather()
             last = items[-1]
-            rows: dict[Recorder, list[Row | Footer]] = {}
+            rows: dict[RunRecorder, list[Row | Footer]] = {}
             for item in items:
                 if isinstance(item, tuple):
                     rows.setdefault(item[0], []).append(item[1])
@@ -180,7 +180,7 @@ class Writer:
             self._soon.clear()
         return items
 
-    def _write(self, recorder: Recorder, events: list[Row | Footer]) -> None:
+    def _write(self, recorder: RunRecorder, events: list[Row | Footer]) -> None:
         try:
             self._change(lambda connection: insert_rows(connection, recorder.key, events, recorder.numbers))
         except SpecScopeError as error:  # the next `add` or `close` raises it

@@ -82,7 +82,7 @@ class Code(TypeDecorator[str]):
         return {None: None, **dict(enumerate(self.names))}.__getitem__
 
 
-class Frozen(TypeDecorator[Any]):
+class FrozenJson(TypeDecorator[Any]):
     """JSON whose lists are read as tuples, as events hold them; mappings stay mappings."""
 
     impl = JSON(none_as_null=True)
@@ -138,7 +138,7 @@ def _column(hint: Any, *, nullable: bool = False, **options: Any) -> Any:
     elif get_origin(hint) is Literal:
         found = Code(*parts)
     else:
-        found = _PLAIN.get(hint, Frozen)
+        found = _PLAIN.get(hint, FrozenJson)
     return Any, Field(default=None, sa_column=Column(found, nullable=nullable, **options))
 
 
@@ -184,4 +184,4 @@ def names(column: Column[Any]) -> tuple[str, ...]:
 def encoder(column: Column[Any]) -> Callable[[Any], Any] | None:
     if isinstance(column.type, Code):
         return column.type.encode
-    return dump if isinstance(column.type, Frozen) else None
+    return dump if isinstance(column.type, FrozenJson) else None

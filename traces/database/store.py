@@ -12,14 +12,13 @@ from sqlalchemy import LargeBinary, and_, cast, delete, func, or_, select
 from sqlalchemy.exc import DatabaseError
 
 from specscope.engine.errors import SpecScopeError, StoreError, UsageError, shown
-from specscope.engine.trace.events import Device, Footer, Header, Round, Span, Status
-from specscope.engine.trace.events import Window as CountedWindow
+from specscope.engine.trace.events import Device, Footer, Header, Round, Span, Status, Window
 from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import check_types
 from specscope.engine.trace.trace import Trace
 from specscope.traces.database import file, listing, recorder, schema, windows
 from specscope.traces.database.file import default_path, is_damage
-from specscope.traces.database.recorder import Recorder, Writer, insert_rows, insert_run
+from specscope.traces.database.recorder import BatchWriter, RunRecorder, insert_rows, insert_run
 from specscope.traces.database.schema import RUN
 from specscope.traces.facts.checks import check
 
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
 
     from specscope.engine.trace.events import Commit, Event
     from specscope.engine.trace.events import Row as AnyRow
-    from specscope.traces.database.windows import Bins, Columns, Extent, Line, Window
+    from specscope.traces.database.windows import Bins, Extent, RunWindow, TimeColumns, TokenLine
 
-__all__ = ["Recorder", "Store", "Summary", "default_path"]
+__all__ = ["RunRecorder", "Store", "Summary", "default_path"]
 OUTLINED = 500
 """Runs whose outlines are read at once."""
 KEPT = 8
@@ -73,9 +72,9 @@ class Store:
         self._engine = file.open_engine(self.path, readonly=readonly)
         self._file = file.identity(self.path)
         self._extents: dict[int, Extent] = {}
-        self._columns: dict[tuple[int, tuple[int, ...]], Columns] = {}
+        self._columns: dict[tuple[int, tuple[int, ...]], TimeColumns] = {}
         self._lock = threading.Lock()
-        self._writer = None if readonly else Writer(self._engine, self.path)
+        self._writer = None if readonly else BatchWriter(self._engine, self.path)
 
     def __enter__(self) -> Store:
         return self
@@ -88,7 +87,7 @@ class Store:
             self._writer.close()
         self._engine.dispose()
 
-    def record(self, header: Header) -> Recorder:
+    def record(self, header: Header) -> RunRecorder:
         """Store a header now and return the recorder for the run's events."""
         return self._writing().record(header)
 
@@ -96,7 +95,7 @@ class Store:
     def listening(self) -> Generator[Callable[[Event], None]]:
         """Yield a listener that records one run, from its header on."""
         with ExitStack() as stack:
-            recorder: Recorder | None = None
+            recorder: RunRecorder | None = None
 
             def listen(event: Event) -> None:
                 nonlocal recorder
@@ -196,12 +195,12 @@ class Store:
         with self._reading() as connection, _undamaged(run_id):
             return windows.extent(connection, run_id, self._extents)
 
-    def opening(self, run_id: str, size: Extent, most: int) -> Window:
+    def opening(self, run_id: str, size: Extent, most: int) -> RunWindow:
         with self._reading() as connection:
             high = windows.time_of(connection, size, most)
             return _part(connection, run_id, size, size.start, high)
 
-    def part(self, run_id: str, size: Extent, low: int, high: int, most: int) -> Window | None:
+    def part(self, run_id: str, size: Extent, low: int, high: int, most: int) -> RunWindow | None:
         """Return the rows of the window [low, high] ns; None if it has more than `most` spans."""
         with self._reading() as connection:
             if not windows.is_few(connection, size, low, high, most):
@@ -219,7 +218,7 @@ class Store:
                     del self._columns[next(iter(self._columns))]
         return windows.bins(known, size, low, high, number)
 
-    def line(self, run_id: str, size: Extent, sequence: int) -> Line:
+    def line(self, run_id: str, size: Extent, sequence: int) -> TokenLine:
         with self._reading() as connection, _undamaged(run_id):
             return windows.line(connection, size.key, sequence)
 
@@ -241,7 +240,7 @@ class Store:
             same = RUN.c.group == found.group if raced else RUN.c.run_id == run_id
             return list(connection.scalars(select(RUN.c.run_id).where(same).order_by(RUN.c.id)))
 
-    def _writing(self) -> Writer:
+    def _writing(self) -> BatchWriter:
         if self._writer is None:
             raise StoreError(f"{self.path} is open for reading only; open it without readonly")
         return self._writer
@@ -334,7 +333,7 @@ def _outlines(connection: Connection, ids: Sequence[str]) -> Iterator[Trace]:
     columns = (RUN.c.id, *_HEADER, *_FOOTER)
     stored = {row.run_id: row for row in connection.execute(select(*columns).where(RUN.c.run_id.in_(ids)))}
     rows, span = dict[int, "list[AnyRow]"](), schema.ROWS[Span].c
-    for kind, *where in ((Span, span.kind == "prefill", span.step == 0), (Round,), (CountedWindow,)):
+    for kind, *where in ((Span, span.kind == "prefill", span.step == 0), (Round,), (Window,)):
         table = schema.ROWS[kind]
         mine = table.c.run.in_([row.id for row in stored.values()])
         query = select(table.c.run, *schema.COLUMNS[kind]).where(mine, *where)
@@ -351,7 +350,7 @@ def _outlines(connection: Connection, ids: Sequence[str]) -> Iterator[Trace]:
             yield trace
 
 
-def _part(connection: Connection, run_id: str, size: Extent, low: int, high: int) -> Window:
+def _part(connection: Connection, run_id: str, size: Extent, low: int, high: int) -> RunWindow:
     with _undamaged(run_id):
         row = _find(connection, run_id, *_HEADER, *_FOOTER)
         return windows.part(connection, size, low, high, _header(row), _footer(row))
@@ -402,7 +401,7 @@ def _footer(row: Row[Any]) -> Footer | None:
     return Footer(**{f.name: getattr(row, f"footer_{f.name}") for f in fields(Footer)})
 
 
-def _summary(connection: Connection, key: int, live: bool, known: listing.Facts) -> Summary:
+def _summary(connection: Connection, key: int, live: bool, known: listing.RunFacts) -> Summary:
     run_id = _id_of(connection, key)
     try:
         with _undamaged(run_id):
@@ -412,7 +411,7 @@ def _summary(connection: Connection, key: int, live: bool, known: listing.Facts)
         return Summary(header, "damaged", 0, None, None, "", str(error))
 
 
-def _undamaged_summary(connection: Connection, key: int, live: bool, known: listing.Facts) -> Summary:
+def _undamaged_summary(connection: Connection, key: int, live: bool, known: listing.RunFacts) -> Summary:
     columns = select(*_HEADER, *_FOOTER)
     row = connection.execute(columns.where(RUN.c.id == key)).one()
     tokens, speed = known.tokens, known.tokens_per_second

@@ -54,7 +54,7 @@ class Extent(NamedTuple):
     """The devices that did more than prefill."""
 
 
-class Window(NamedTuple):
+class RunWindow(NamedTuple):
     """The rows of a run in [low, high]."""
 
     trace: Trace
@@ -118,7 +118,7 @@ def is_few(connection: Connection, size: Extent, low: int, high: int, most: int)
 
 def part(
     connection: Connection, size: Extent, low: int, high: int, header: Header, footer: Footer | None
-) -> Window:
+) -> RunWindow:
     """Return the rows of [low, high], and those that its decisions and waits depend on."""
     trace = Trace(header, footer=footer)
     near = _near(size, low, high)
@@ -147,7 +147,7 @@ def part(
                 kind,
                 [columns.step.between(*own_steps) if "step" in columns else true()],
             )
-    return Window(trace, low, high, _around(connection, size, low, high, first, own_steps[0], header))
+    return RunWindow(trace, low, high, _around(connection, size, low, high, first, own_steps[0], header))
 
 
 def _around(
@@ -214,7 +214,7 @@ class Spans(NamedTuple):
     end: Numbers
 
 
-class Columns(NamedTuple):
+class TimeColumns(NamedTuple):
     """The times of a run's rows."""
 
     spans: list[Spans]
@@ -225,7 +225,7 @@ class Columns(NamedTuple):
     accepted: Numbers
 
 
-class Work(NamedTuple):
+class DeviceWork(NamedTuple):
     """The work of one kind on a device."""
 
     device: str
@@ -240,13 +240,13 @@ class Bins(NamedTuple):
     low: int
     width: int
     spans: list[int]
-    work: list[Work]
+    work: list[DeviceWork]
     tokens: list[int]
     drafted: list[int]
     accepted: list[int]
 
 
-def columns(connection: Connection, run: int, devices: Sequence[str]) -> Columns:
+def columns(connection: Connection, run: int, devices: Sequence[str]) -> TimeColumns:
     """Return the columns of a run (its key); ValueError for a damaged time or number."""
     places = {name: i for i, name in enumerate(devices)}
     device = case(places, value=_SPAN.c.device, else_=len(devices)) if devices else literal(0)
@@ -264,7 +264,7 @@ def columns(connection: Connection, run: int, devices: Sequence[str]) -> Columns
             cancelled = outcomes[code % _CODES] == "cancelled"
             spans.append(Spans(devices[place], name, cancelled, start[own], end[own]))
     spans.sort(key=lambda s: (s.device, s.kind, not s.cancelled))
-    return Columns(spans, tokens, *rounds)
+    return TimeColumns(spans, tokens, *rounds)
 
 
 def numbers(connection: Connection, where: ColumnElement[bool], *values: ColumnElement[Any]) -> list[Numbers]:
@@ -280,20 +280,20 @@ def numbers(connection: Connection, where: ColumnElement[bool], *values: ColumnE
     return columns
 
 
-def bins(known: Columns, size: Extent, low: int, high: int, number: int) -> Bins:
+def bins(known: TimeColumns, size: Extent, low: int, high: int, number: int) -> Bins:
     """Return the window [low, high] as `number` bins: work on each device, and drafts.
 
     A span is counted in the bin in which it starts; time beyond that bin is carried into the next.
     """
     width = max(1, -(-(high - low) // number))
-    counts, work = np.zeros(number, np.int64), list[Work]()
+    counts, work = np.zeros(number, np.int64), list[DeviceWork]()
     for device, kind, cancelled, start, end in known.spans:
         near = (start >= low - size.longest) & (start <= high) & (end > low)
         if near.any():
             begin = np.maximum(start[near], low)
             busy = _summed(begin, np.minimum(end[near], high) - begin, low, width, number)
             counts += _summed(begin, None, low, width, number)
-            work.append(Work(device, kind, cancelled, _carried(busy, width)))
+            work.append(DeviceWork(device, kind, cancelled, _carried(busy, width)))
     tokens = known.tokens[(known.tokens >= low) & (known.tokens <= high)]
     inside = (known.rounds >= low) & (known.rounds <= high)
     sums = [
@@ -325,17 +325,17 @@ def _carried(busy: Numbers, width: int) -> list[int]:
     return np.minimum(width, busy + over - np.minimum.accumulate(over)).tolist()
 
 
-class Line(NamedTuple):
+class TokenLine(NamedTuple):
     """The tokens of a sequence, in the order committed."""
 
     ids: Numbers
     times: Numbers
 
 
-def line(connection: Connection, run: int, sequence: int) -> Line:
+def line(connection: Connection, run: int, sequence: int) -> TokenLine:
     """Return the tokens of a sequence of a run (its key); ValueError for a damaged number."""
     own = (_TOKEN.c.run == run) & (_TOKEN.c.sequence == sequence)
-    return Line(*numbers(connection, own, _TOKEN.c.token, _TOKEN.c.time))
+    return TokenLine(*numbers(connection, own, _TOKEN.c.token, _TOKEN.c.time))
 
 
 def commits(

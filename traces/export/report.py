@@ -22,7 +22,7 @@ from specscope.traces.facts.settings import shown_config
 from specscope.traces.sets.compared import sets_of
 from specscope.traces.sets.members import members_of
 from specscope.traces.view.beginning import end_of, of_beginning
-from specscope.traces.view.document import Document, RunView, view_model
+from specscope.traces.view.document import RunView, ViewDocument, view_model
 from specscope.traces.view.figures import acceptance
 from specscope.traces.view.packed import packed
 
@@ -110,7 +110,7 @@ def _text(value: Any) -> str:
     return escape(str(value).encode("utf-8", "replace").decode("utf-8"))
 
 
-def _summary(traces: Sequence[Trace], model: Document) -> str:
+def _summary(traces: Sequence[Trace], model: ViewDocument) -> str:
     runs = model["runs"]
     main = [f for f in model["figures"] if f["main"]]
     rows = [[_name(run), *(run["figures"][f["key"]] for f in main), _output(run)] for run in runs]
@@ -137,7 +137,7 @@ def _summary(traces: Sequence[Trace], model: Document) -> str:
     return "\n".join(parts)
 
 
-def _head(model: Document) -> str:
+def _head(model: ViewDocument) -> str:
     run = model["runs"][0]
     prompt = "prompt left out" if run["redacted"] else next(filter(None, run["prompts"]), "")
     prompt = prompt or ("prompt unknown" if run["imported"] else "")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from specscope.traces.sets.sentences import interval, many, plural
 
 if TYPE_CHECKING:
-    from specscope.traces.sets.compared import ComparedView, SetsView, Told
-    from specscope.traces.sets.figures import Figure, One, Part
+    from specscope.traces.sets.compared import ComparedView, SetsView, ToldSet
+    from specscope.traces.sets.figures import Mean, One, SetPart
 
 Link = Callable[["One"], str]
 """A request -> its address; empty for none."""
@@ -44,11 +44,11 @@ def lines(sets: SetsView) -> Iterator[str]:
         yield f"{plural(sets['left_out'], 'further setting')} left out"
 
 
-def _size(one: Told) -> str:
+def _size(one: ToldSet) -> str:
     return plural(one["members"], one["noun"])
 
 
-def _spread(one: Told) -> str:
+def _spread(one: ToldSet) -> str:
     whole, shares = one["whole"], one["percentiles"]
     spread = ", ".join(f"{name} {value:.2f}" for name, value in shares.items())
     return f"pooled {interval(whole['length'])}, mean of the {many(one['noun'])} {interval(whole['mean'])}, {spread}"
@@ -60,7 +60,7 @@ def _named(row: One) -> str:
     return f"{row['length']:.2f} {row['name']}{category} (run {row['run']}{place}, {row['rounds']:,} rounds)"
 
 
-def _table_lines(title: str, parts: Sequence[Part]) -> Iterator[str]:
+def _table_lines(title: str, parts: Sequence[SetPart]) -> Iterator[str]:
     if not parts:
         return
     wide = max(len(title), *(len(part["name"]) for part in parts))
@@ -72,7 +72,7 @@ def _table_lines(title: str, parts: Sequence[Part]) -> Iterator[str]:
         )
 
 
-def _length(figure: Figure) -> str:
+def _length(figure: Mean) -> str:
     return "-" if figure["value"] is None else interval(figure)
 
 
@@ -100,7 +100,7 @@ def html(sets: SetsView, link: Link = lambda _: "") -> str:
     return f'<div class="specscope ss-sets">{note}{"".join(cards)}{left}</div>' if cards else ""
 
 
-def _card(one: Told, link: Link) -> str:
+def _card(one: ToldSet, link: Link) -> str:
     name = _text(one["name"])
     body = [_list(one["sentences"])]
     if one["whole"]["requests"] > 1:
@@ -126,7 +126,7 @@ def _compared(one: ComparedView) -> str:
     return f'<section class="ss-card ss-set" aria-label="{title}"><h3>{title}</h3>{_list(one["sentences"])}{table}</section>'
 
 
-def _parts(title: str, parts: Sequence[Part], most: float, name: str) -> str:
+def _parts(title: str, parts: Sequence[SetPart], most: float, name: str) -> str:
     rows = [
         [
             _text(part["name"]),
@@ -144,13 +144,13 @@ def _parts(title: str, parts: Sequence[Part], most: float, name: str) -> str:
     return _table([head[i] for i in known], [[row[i] for i in known] for row in rows], f"{name} by {title}")
 
 
-def _reach(part: Part) -> float:
+def _reach(part: SetPart) -> float:
     """Return how far the picture of a part reaches; a very wide interval does not set the scale."""
     value, high = part["length"]["value"] or 1.0, part["length"]["high"] or 1.0
     return max(value, min(high, 2 * value))
 
 
-def _picture(figure: Figure, most: float) -> str:
+def _picture(figure: Mean, most: float) -> str:
     """Return a point with its interval, from 1 to `most`; its numbers stand beside it."""
     if figure["value"] is None:
         return ""

@@ -58,7 +58,7 @@ class Bin:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class PlaceCalibration:
     """The calibration at one place of the draft."""
 
     place: int
@@ -96,7 +96,7 @@ def trials(trace: Trace) -> list[Trial]:
     ]
 
 
-def calibration(tested: Sequence[Trial], place: int = 0) -> Calibration | None:
+def calibration(tested: Sequence[Trial], place: int = 0) -> PlaceCalibration | None:
     """Return the calibration at a place, 0 for all places; None without a trial there."""
     mine = [one for one in tested if place in (0, one.place)]
     if not mine:
@@ -107,10 +107,10 @@ def calibration(tested: Sequence[Trial], place: int = 0) -> Calibration | None:
     bins = tuple(_bin(number, parts[number]) for number in sorted(parts))
     gaps = sum(b.tested * abs(b.rate - b.q) for b in bins)
     accepted = sum(b.accepted for b in bins)
-    return Calibration(place, len(mine), accepted, *_means(mine), gaps / len(mine), bins)
+    return PlaceCalibration(place, len(mine), accepted, *_means(mine), gaps / len(mine), bins)
 
 
-def calibrations(tested: Sequence[Trial]) -> list[Calibration]:
+def calibrations(tested: Sequence[Trial]) -> list[PlaceCalibration]:
     """Return the calibration of all places together, then of each place; empty without trials."""
     places = sorted({one.place for one in tested})
     found = (calibration(tested, place) for place in (0, *places))

@@ -29,7 +29,7 @@ Conditions: TypeAlias = dict[str, Any]
 """The conditions of a group, by name; a ratio needs equal ones."""
 
 
-class Comparison(NamedTuple):
+class Baseline(NamedTuple):
     """The baseline of a group, or the reason why it has none."""
 
     baseline: int | None
@@ -37,7 +37,7 @@ class Comparison(NamedTuple):
     """Empty with a baseline, and for a group that is shown alone."""
 
 
-def comparisons(groups: Sequence[Group]) -> list[Comparison]:
+def comparisons(groups: Sequence[Group]) -> list[Baseline]:
     """Return the baseline of each group shown together, or the reason why it has none.
 
     Among several baselines under the same conditions, a method that is registered as the baseline
@@ -48,7 +48,7 @@ def comparisons(groups: Sequence[Group]) -> list[Comparison]:
     known = [conditions(group) for group in groups]
     foreign = [any(is_foreign(trace.header) for trace in group) and len(groups) > 1 for group in groups]
     return [
-        Comparison(None, "a run of another engine") if foreign[i] else _comparison(i, plain, known)
+        Baseline(None, "a run of another engine") if foreign[i] else _comparison(i, plain, known)
         for i in range(len(groups))
     ]
 
@@ -119,17 +119,17 @@ def drafts(trace: Trace) -> bool:
     return by_model or any(r.drafted for r in trace.rounds)
 
 
-def _comparison(i: int, plain: list[int], known: list[Conditions]) -> Comparison:
+def _comparison(i: int, plain: list[int], known: list[Conditions]) -> Baseline:
     """Return the comparison of group i with the plain groups, best ones first."""
     found = {k: differences(known[i], known[k]) for k in plain}
     baseline = next((k for k in plain if not found[k]), None)
     if baseline is not None or len(known) == 1:
-        return Comparison(baseline, "")
+        return Baseline(baseline, "")
     if known[i]["batch size"] > 1 and all(known[k]["batch size"] == 1 for k in plain):
-        return Comparison(None, "no batched plain decoding among these runs")
+        return Baseline(None, "no batched plain decoding among these runs")
     if not plain:
-        return Comparison(None, "no plain decoding among these runs")
-    return Comparison(None, f"different {', '.join(min(found.values(), key=len))}")
+        return Baseline(None, "no plain decoding among these runs")
+    return Baseline(None, f"different {', '.join(min(found.values(), key=len))}")
 
 
 def _is_plain(group: Group) -> bool:

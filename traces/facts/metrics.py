@@ -16,7 +16,7 @@ from specscope.traces.facts import counted, padding, waiting
 from specscope.traces.facts.calibration import calibration, trials
 from specscope.traces.facts.forks import lookups, untaken
 from specscope.traces.facts.imported import origin, with_unknown
-from specscope.traces.facts.places import FATES, Level, Slot, levels_of, per_level, per_position, slots_of
+from specscope.traces.facts.places import FATES, LevelRate, Slot, levels_of, per_level, per_position, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -59,7 +59,7 @@ class Metrics:
     attention_cells: int | None
     run_length: float | None
     per_position: tuple[Slot, ...]
-    per_level: tuple[Level, ...]
+    per_level: tuple[LevelRate, ...]
     draft_seconds_per_100_tokens: float | None
     verify_seconds_per_100_tokens: float | None
     c: float | None

@@ -36,7 +36,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LevelRate:
     """Acceptance at one level of the draft; level 1 is right after the committed prefix."""
 
     level: int
@@ -62,7 +62,7 @@ def per_position(decisions: Iterable[Decision]) -> tuple[Slot, ...]:
     )
 
 
-def per_level(decisions: Iterable[Decision]) -> tuple[Level, ...]:
+def per_level(decisions: Iterable[Decision]) -> tuple[LevelRate, ...]:
     """Return the acceptance of each level that a round reached."""
     counts: dict[int, list[int]] = {}
     for judged in rounds_of(decisions):
@@ -70,7 +70,7 @@ def per_level(decisions: Iterable[Decision]) -> tuple[Level, ...]:
             count = counts.setdefault(level, [0, 0])
             count[0] += 1
             count[1] += accepted
-    return tuple(Level(level, n, kept, kept / n) for level, (n, kept) in sorted(counts.items()))
+    return tuple(LevelRate(level, n, kept, kept / n) for level, (n, kept) in sorted(counts.items()))
 
 
 def decided_levels(judged: Sequence[tuple[int, Decision]]) -> list[tuple[int, bool]]:
@@ -93,7 +93,7 @@ def drafted_levels(decisions: Iterable[Decision]) -> tuple[int, int]:
     return kept, all_levels
 
 
-def level_rate(levels: Sequence[Level]) -> float | None:
+def level_rate(levels: Sequence[LevelRate]) -> float | None:
     """Return the share of decided levels with an accepted token; of chains accepted / tested.
 
     Siblings of a tree count once: those that lost beside an accepted one are no rejections.
@@ -117,12 +117,12 @@ def first_rate(decisions: Iterable[Decision]) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def per_level_of(traces: Iterable[Trace]) -> tuple[Level, ...]:
+def per_level_of(traces: Iterable[Trace]) -> tuple[LevelRate, ...]:
     counts: dict[int, tuple[int, int]] = {}
     for row in (row for trace in traces for row in per_level(trace.decisions)):
         reached, accepted = counts.get(row.level, (0, 0))
         counts[row.level] = (reached + row.reached, accepted + row.accepted)
-    return tuple(Level(level, n, kept, kept / n) for level, (n, kept) in sorted(counts.items()))
+    return tuple(LevelRate(level, n, kept, kept / n) for level, (n, kept) in sorted(counts.items()))
 
 
 def rounds_of(decisions: Iterable[Decision]) -> Iterator[list[tuple[int, Decision]]]:
@@ -145,9 +145,9 @@ def slots_of(histogram: Sequence[int], gamma: int) -> tuple[Slot, ...]:
     )
 
 
-def levels_of(histogram: Sequence[int], gamma: int) -> tuple[Level, ...]:
+def levels_of(histogram: Sequence[int], gamma: int) -> tuple[LevelRate, ...]:
     return tuple(
-        Level(s.slot, s.tested, s.accepted or 0, s.conditional)
+        LevelRate(s.slot, s.tested, s.accepted or 0, s.conditional)
         for s in slots_of(histogram, gamma)
         if s.conditional is not None
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import Round, Span
     from specscope.engine.trace.trace import Trace
     from specscope.traces.facts.metrics import Metrics
-    from specscope.traces.facts.places import Level
+    from specscope.traces.facts.places import LevelRate
 
 OVERLAP = 0.05
 """Share of decoding from which on the sides are said to work at the same time."""
@@ -33,7 +33,7 @@ _WIDEST = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class RunRates:
     """Acceptance and times of a run."""
 
     probe: Probe
@@ -62,7 +62,7 @@ class Rates:
         return seconds_at(self.probe.verify, rows) / self.plain
 
 
-def rates_of(trace: Trace, metrics: Metrics, baseline: Trace | None) -> Rates | None:
+def rates_of(trace: Trace, metrics: Metrics, baseline: Trace | None) -> RunRates | None:
     """Return the rates of a run of one sequence; without a baseline, from its own forwards alone.
 
     None if it verified no draft, or if every target forward had one row: what another row costs is
@@ -105,10 +105,10 @@ def rates_of(trace: Trace, metrics: Metrics, baseline: Trace | None) -> Rates | 
         rounds=len(judging),
     )
     shape, share = tuple(nodes[: len(metrics.per_level)]), len(judging) / len(trace.rounds)
-    return Rates(probe, shape, chain, share, plain, known, whole=once and origin(trace.header) is not None)
+    return RunRates(probe, shape, chain, share, plain, known, whole=once and origin(trace.header) is not None)
 
 
-def by_level(levels: Sequence[Level], mean: float) -> tuple[tuple[float, ...], ...]:
+def by_level(levels: Sequence[LevelRate], mean: float) -> tuple[tuple[float, ...], ...]:
     """Return the rates of levels, and that of all levels which no draft reached.
 
     It is the mean over all tested drafts, but not above the last level's.

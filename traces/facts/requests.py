@@ -32,7 +32,7 @@ class LoadFacts(NamedTuple):
     """A key of `POLICIES`."""
 
 
-class Request(NamedTuple):
+class ServedRequest(NamedTuple):
     """One request."""
 
     sequence: int
@@ -106,7 +106,7 @@ def load_of(header: Header) -> LoadFacts | None:
     return LoadFacts(times, batch, chunk, policy) if all(type(time) is int for time in times) else None
 
 
-def requests(trace: Trace) -> list[Request]:
+def requests(trace: Trace) -> list[ServedRequest]:
     load = load_of(trace.header)
     if load is None:
         return []
@@ -121,7 +121,7 @@ def requests(trace: Trace) -> list[Request]:
         rounds[c.time] = rounds.get(c.time, 0) + 1
     reasons = trace.footer.reasons if trace.footer else ()
     return [
-        Request(
+        ServedRequest(
             i,
             arrival,
             begins.get(i),

@@ -45,7 +45,7 @@ SHARE = 20
 """A run is made and stored again after that many times the seconds that it took last time."""
 
 
-class Source(Protocol):
+class CountSource(Protocol):
     """What tells counts."""
 
     waiting: str
@@ -62,7 +62,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Log:
+class GrowingLog:
     """The log of llama.cpp, vLLM or SGLang, which may be cut, rotated, or not exist yet."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
@@ -156,7 +156,7 @@ class Log:
             self._size, self._cut, self.calm = 0, b"", False
 
 
-class Metrics:
+class GrowingMetrics:
     """The counters of a server, asked every few seconds: what was counted between is a window."""
 
     def __init__(self, address: Address, every: float) -> None:
@@ -227,7 +227,7 @@ class Growth(NamedTuple):
 class _Run:
     """The run of one server of a source."""
 
-    def __init__(self, source: Source, printed: Printed) -> None:
+    def __init__(self, source: CountSource, printed: Printed) -> None:
         self.title = printed.title
         told = f"{source.identity}\n{printed.key}\n{printed.windows[0]}"
         self.id = hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()[:12]
@@ -251,7 +251,7 @@ class Counting:
 
     unfinished = False
 
-    def __init__(self, source: Source, store: Store | None) -> None:
+    def __init__(self, source: CountSource, store: Store | None) -> None:
         self.source = source
         self._store = store
         self._runs: dict[str, _Run] = {}

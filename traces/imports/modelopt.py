@@ -18,7 +18,7 @@ from specscope.traces.facts.imported import Counts, Imported, origin
 from specscope.traces.imports.request_trace import (
     LONGEST_DRAFT,
     SUMMED,
-    Form,
+    FileForm,
     histogram,
     is_object,
     new_header,
@@ -166,4 +166,4 @@ def _verifications(trace: Trace) -> tuple[list[int], int]:
     return times, gamma
 
 
-MODELOPT = Form("a speculation_profile.json of Model Optimizer, schema 1.0", _recognises, _read)
+MODELOPT = FileForm("a speculation_profile.json of Model Optimizer, schema 1.0", _recognises, _read)

@@ -20,7 +20,7 @@ from specscope.engine.errors import shown
 from specscope.engine.trace.events import Device, Footer, Span
 from specscope.engine.trace.trace import Trace
 from specscope.traces.facts.imported import Imported
-from specscope.traces.imports.request_trace import Form, is_object, new_header, number
+from specscope.traces.imports.request_trace import FileForm, is_object, new_header, number
 
 if TYPE_CHECKING:
     from specscope.engine.trace.events import SpanKind
@@ -211,4 +211,4 @@ def _spans(work: list[_Work], device: str) -> list[Span]:
     return spans
 
 
-PROFILER = Form(_NAME, _recognises, _read)
+PROFILER = FileForm(_NAME, _recognises, _read)

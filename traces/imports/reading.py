@@ -20,7 +20,7 @@ from specscope.traces.imports.content import MAX_BYTES, content_of
 from specscope.traces.imports.logs import llama, sglang, vllm
 from specscope.traces.imports.logs import printed as prints
 from specscope.traces.imports.logs.answers import ROWS, printed
-from specscope.traces.imports.logs.windows import Log, Text, lines_of, servers, trace_of
+from specscope.traces.imports.logs.windows import LogForm, TextForm, lines_of, servers, trace_of
 from specscope.traces.imports.modelopt import MODELOPT
 from specscope.traces.imports.naming import named
 from specscope.traces.imports.profiler import PROFILER
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.imports.logs.answers import Rows
-    from specscope.traces.imports.request_trace import Form
+    from specscope.traces.imports.logs.answers import JsonForm
+    from specscope.traces.imports.request_trace import FileForm
 
-COUNTERS = Text("counters of /metrics", prints.counters)
+COUNTERS = TextForm("counters of /metrics", prints.counters)
 LOGS = (
-    Log("a log of llama.cpp's server", llama.read),
-    Log("a log of vLLM", vllm.read),
-    Log("a log of SGLang", sglang.read),
+    LogForm("a log of llama.cpp's server", llama.read),
+    LogForm("a log of vLLM", vllm.read),
+    LogForm("a log of SGLang", sglang.read),
 )
 TEXTS = (
     COUNTERS,
-    Text("the summary of a bench or an example", prints.summaries),
-    Text("the output of a bench", prints.bench),
+    TextForm("the summary of a bench or an example", prints.summaries),
+    TextForm("the output of a bench", prints.bench),
 )
 MOST_WRAPPED = 12
 """Entries of a wrapper around a row, or around a list of rows."""
@@ -134,7 +134,7 @@ def _as_set(traces: tuple[Trace, ...]) -> tuple[Trace, ...]:
     return traces
 
 
-def _of_form(form: Form, parts: Sequence[list[Any]]) -> tuple[list[Trace], int]:
+def _of_form(form: FileForm, parts: Sequence[list[Any]]) -> tuple[list[Trace], int]:
     """Return the traces of requests, and how many of these have totals only."""
     traces: list[Trace] = []
     size = totals = 0
@@ -177,7 +177,7 @@ def _streamed(answer: Sequence[streams.Event]) -> Trace | None:
     return None
 
 
-def _rows_of(rows: Sequence[Any]) -> Rows | None:
+def _rows_of(rows: Sequence[Any]) -> JsonForm | None:
     return next((form for form in ROWS if rows and form.recognises(rows[0])), None)
 
 
@@ -190,7 +190,7 @@ def checked(trace: Trace) -> Trace:
     return trace
 
 
-def _form_of(rows: list[Any]) -> Form | None:
+def _form_of(rows: list[Any]) -> FileForm | None:
     return next((form for form in FORMS if rows and form.recognises(rows[0])), None)
 
 
@@ -242,7 +242,7 @@ def _without_cut_rows(lines: Iterable[bytes], cut: list[int]) -> Iterator[bytes]
         yield whole
 
 
-def _read(form: Form, read: Callable[[Any], Trace | None], part: list[Any], number: int) -> Trace | None:
+def _read(form: FileForm, read: Callable[[Any], Trace | None], part: list[Any], number: int) -> Trace | None:
     try:
         if not all(map(form.recognises, part)):
             raise ValueError(f"expected {form.name}")

@@ -46,7 +46,7 @@ MOST_TOKENS = 1_000_000
 """The most tokens, drafted or put out, of one request."""
 
 
-class Form(NamedTuple):
+class FileForm(NamedTuple):
     """A form of files of another engine or tool."""
 
     name: str
@@ -61,7 +61,7 @@ class Form(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class FileRequest:
     """One request, as a file describes it."""
 
     source: str
@@ -115,7 +115,7 @@ def _check_arrays(counts: Counts, arrays: tuple[tuple[int, int], ...]) -> None:
         raise ValueError("the histogram does not count the steps of per_step_accepted")
 
 
-def trace_of(request: Request) -> Trace:
+def trace_of(request: FileRequest) -> Trace:
     """Return the trace of a request: its rows if they are determined, else its counts.
 
     The output has 1 + sum(accepted + 1) tokens: one of the prompt's forward, and per verification
@@ -158,7 +158,7 @@ def trace_of(request: Request) -> Trace:
     return trace
 
 
-def _rows(request: Request) -> tuple[list[Row], list[str]]:
+def _rows(request: FileRequest) -> tuple[list[Row], list[str]]:
     """Return the rows of a request, or none, and the facts that are unknown because of that."""
     length, steps = request.counts.tokens, request.steps
     if length is not None and length > MOST_TOKENS:
@@ -183,7 +183,7 @@ def _of_counts(counts: Counts) -> list[str]:
     return ["origin of each token", "order of the steps", *lengths]
 
 
-def _decoded(request: Request, steps: tuple[tuple[int, int], ...], length: int) -> list[Row]:
+def _decoded(request: FileRequest, steps: tuple[tuple[int, int], ...], length: int) -> list[Row]:
     ids = request.tokens or (NO_TOKEN,) * length
     pieces = request.pieces if len(request.pieces) == length else (("", None),) * length
     start = len(request.prompt or ())

@@ -29,8 +29,8 @@ from specscope.traces.imports.request_trace import (
     LONGEST_DRAFT,
     MOST_STEPS,
     MOST_TOKENS,
-    Form,
-    Request,
+    FileForm,
+    FileRequest,
     check_counts,
     histogram,
     is_object,
@@ -102,7 +102,7 @@ def _read_vllm(row: dict[str, Any], *, rows: bool = True) -> Trace | None:
     steps = _paired(metrics)
     check_counts(counts, whole(metrics, "num_spec_steps"), whole(metrics, "num_accepted_draft_tokens"), steps)
     return trace_of(
-        Request(
+        FileRequest(
             source="a response of vLLM",
             engine="vLLM",
             key=text(row, "id", 80),
@@ -141,7 +141,7 @@ def _read_aiperf(row: dict[str, Any], *, rows: bool = True) -> Trace | None:
     steps, metadata = _paired(entry), row["metadata"]
     check_counts(counts, whole(entry, "num_spec_steps"), whole(entry, "num_accepted_draft_tokens"), steps)
     return trace_of(
-        Request(
+        FileRequest(
             source=f"a record of AIPerf, engine {text(entry, 'engine', 40) or 'unknown'}",
             engine=text(entry, "engine", 40) or "AIPerf",
             key=text(metadata, "x_request_id", 80),
@@ -173,7 +173,7 @@ def _read_sglang(row: dict[str, Any]) -> Trace | None:
     )
     check_counts(counts, whole(details, "spec_verify_ct"), whole(details, "spec_num_correct_drafts"))
     return trace_of(
-        Request(
+        FileRequest(
             source="a response of SGLang",
             engine="SGLang",
             key=text(row, "id", 80),
@@ -260,16 +260,16 @@ def _stated(metrics: dict[str, Any], tokens: int | None) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-VLLM = Form(
+VLLM = FileForm(
     "responses of vLLM with metrics.speculative_decoding",
     _is_vllm,
     _read_vllm,
     totals=partial(_read_vllm, rows=False),
 )
-AIPERF = Form(
+AIPERF = FileForm(
     "records of AIPerf (profile_export.jsonl) with spec_decode_acceptance",
     _is_aiperf,
     _read_aiperf,
     totals=partial(_read_aiperf, rows=False),
 )
-SGLANG = Form("responses of SGLang with sglext.spec_tokens_details", _is_sglang, _read_sglang)
+SGLANG = FileForm("responses of SGLang with sglext.spec_tokens_details", _is_sglang, _read_sglang)

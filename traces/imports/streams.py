@@ -18,7 +18,7 @@ from specscope.engine.servers.steps import (
     Answered,
     LlamaReader,
     Reader,
-    Step,
+    ServerStep,
     Told,
     VllmReader,
 )
@@ -87,7 +87,7 @@ def read(events: Sequence[Event]) -> Trace | None:
     if not all(told in value or told in _choice(value) for value in values if _has_text(value)):
         return None
     reader: Reader = LlamaReader() if llama else VllmReader()
-    steps, timed = list[Step](), True
+    steps, timed = list[ServerStep](), True
     for event in events:
         time = _own_time(event.value) if event.time is None else event.time
         found = reader.add(time or 0, event.value)
@@ -101,7 +101,7 @@ def read(events: Sequence[Event]) -> Trace | None:
     return _trace(engine, answer, values, timed=timed and bool(steps[-1].time))
 
 
-def _lacks_events(steps: Sequence[Step], told: Told) -> bool:
+def _lacks_events(steps: Sequence[ServerStep], told: Told) -> bool:
     """Return whether tokens are missing; the one that ends an answer may have no event."""
     end = told.reason in ("eos", "stop")
     lacking = (told.tokens or 0) - sum(len(step.tokens) for step in steps)

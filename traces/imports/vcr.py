@@ -19,7 +19,7 @@ from specscope.traces.facts.imported import Counts, Imported
 from specscope.traces.imports.request_trace import (
     LONGEST_DRAFT,
     SUMMED,
-    Form,
+    FileForm,
     check_counts,
     is_object,
     known,
@@ -113,4 +113,4 @@ def _total(gamma: int, steps: Sequence[Counts]) -> Counts:
     return Counts(histogram, drafted, gamma if uniform else None)
 
 
-VCR = Form("step statistics of vllm-vcr (record --step-stats-out)", _recognises, _read, whole=True)
+VCR = FileForm("step statistics of vllm-vcr (record --step-stats-out)", _recognises, _read, whole=True)

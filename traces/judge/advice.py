@@ -16,7 +16,7 @@ from specscope.engine.drafting.pace import Probe, in_turns, overlapped, with_ser
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.methods import METHODS
-from specscope.traces.facts.rates import Rates, rates_of
+from specscope.traces.facts.rates import RunRates, rates_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -89,14 +89,14 @@ def longest_drafter(trace: Trace, metrics: Metrics, baseline: Trace) -> float | 
     return None if rates is None or not rates.draft or not rates.probe.later else limit(rates, 1)
 
 
-def limit(rates: Rates, length: int) -> float:
+def limit(rates: RunRates, length: int) -> float:
     """Return the longest time of a drafter forward, in plain tokens, at which drafts would pay."""
     free = replace(rates.probe, first=((1, 0.0),), later=((1, 0.0),))
     tokens, seconds = in_turns(free, [1] * length)
     return (tokens - seconds / rates.plain) / length
 
 
-def predicted(kind: Kind, rates: Rates, length: int, levels: bool = True) -> float:
+def predicted(kind: Kind, rates: RunRates, length: int, levels: bool = True) -> float:
     """Return the predicted speed-up over plain decoding of drafts of `length` tokens or levels.
 
     With `levels` and an order of `turns`, each level has its own acceptance, not the rate of all.
@@ -112,7 +112,7 @@ def predicted(kind: Kind, rates: Rates, length: int, levels: bool = True) -> flo
     return (share * pace.tokens + 1 - share) * rates.plain / seconds
 
 
-def _chain(rates: Rates) -> Probe:
+def _chain(rates: RunRates) -> Probe:
     return replace(rates.probe, rates=((rates.any,),))
 
 
@@ -129,7 +129,7 @@ def kind_of(layout: Layout, config: Mapping[str, Any]) -> Kind | None:
     return "overlap" if layout.lockstep and chains else None
 
 
-def _candidates(trace: Trace, method: Method, rates: Rates, speedup: float) -> Iterable[Advice]:
+def _candidates(trace: Trace, method: Method, rates: RunRates, speedup: float) -> Iterable[Advice]:
     used = trace.header.config
     try:
         layout = method.layout(method.configure(used))
@@ -147,7 +147,7 @@ def _candidates(trace: Trace, method: Method, rates: Rates, speedup: float) -> I
         yield from _others(method, rates, at_once=not _share_a_card(trace))
 
 
-def _recorded(trace: Trace, rates: Rates, speedup: float) -> Iterable[Advice]:
+def _recorded(trace: Trace, rates: RunRates, speedup: float) -> Iterable[Advice]:
     """Yield the other draft lengths of a recorded loop, if the time of a drafted token is known."""
     used, header = max(r.drafted for r in trace.rounds), trace.header
     if rates.whole:
@@ -165,7 +165,7 @@ def _recorded(trace: Trace, rates: Rates, speedup: float) -> Iterable[Advice]:
             )
 
 
-def _others(method: Method, rates: Rates, *, at_once: bool) -> Iterable[Advice]:
+def _others(method: Method, rates: RunRates, *, at_once: bool) -> Iterable[Advice]:
     """Yield other methods that draft chains of gamma tokens with the same drafter.
 
     Without `at_once` they draft and verify in turns: the measured times are those of models that
@@ -188,7 +188,9 @@ def _others(method: Method, rates: Rates, *, at_once: bool) -> Iterable[Advice]:
             )
 
 
-def _lengths(method: Method, name: str, kind: Kind, rates: Rates, used: Mapping[str, Any]) -> Iterable[int]:
+def _lengths(
+    method: Method, name: str, kind: Kind, rates: RunRates, used: Mapping[str, Any]
+) -> Iterable[int]:
     setting = next(s for s in method.settings() if s.name == name)
     chain = rates.draft and all(nodes <= 1 for nodes in rates.nodes)
     most = len(rates.nodes) if not chain else LONGEST * max(used[name], len(rates.nodes))

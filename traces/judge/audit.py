@@ -59,7 +59,7 @@ class Test(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class AuditPart:
     """Some of the tests: all, those of a place, of a stretch of time, or of a run."""
 
     name: str
@@ -127,12 +127,12 @@ class Part:
 class Audit:
     """All tests, then by place and over time; of several runs by run."""
 
-    whole: Part
-    places: tuple[Part, ...]
-    stretches: tuple[Part, ...]
+    whole: AuditPart
+    places: tuple[AuditPart, ...]
+    stretches: tuple[AuditPart, ...]
 
     @cached_property
-    def contradicted(self) -> Part | None:
+    def contradicted(self) -> AuditPart | None:
         """The part that a sound verification would not have, the whole one if it is such a part.
 
         Half of `ALPHA` is the whole's, the other half is shared by the parts (Bonferroni).
@@ -166,7 +166,7 @@ class Audit:
 def audit(*traces: Trace) -> Audit | None:
     """Return the audit of runs, pooled; None if no test has a known chance."""
     rows = [list(tests_of(trace)) for trace in traces]
-    everything = Part("all", [test for tests in rows for test in tests])
+    everything = AuditPart("all", [test for tests in rows for test in tests])
     if everything.unknown == everything.tested:
         return None
     places: dict[int, list[Test]] = {}
@@ -176,16 +176,16 @@ def audit(*traces: Trace) -> Audit | None:
         stretches = list(_windows(everything.tests))
     else:
         ids = [trace.header.run_id for trace in traces]
-        stretches = [Part(f"run {name}", tests) for name, tests in zip(ids, rows, strict=True) if tests]
-    named = (Part(f"place {place}", places[place]) for place in sorted(places))
+        stretches = [AuditPart(f"run {name}", tests) for name, tests in zip(ids, rows, strict=True) if tests]
+    named = (AuditPart(f"place {place}", places[place]) for place in sorted(places))
     return Audit(everything, tuple(named), tuple(stretches))
 
 
-def _windows(tests: Sequence[Test]) -> Iterator[Part]:
+def _windows(tests: Sequence[Test]) -> Iterator[AuditPart]:
     count = min(WINDOWS, len(tests) // FEWEST)
     for i in range(count if count > 1 else 0):
         rows = tests[i * len(tests) // count : (i + 1) * len(tests) // count]
-        yield Part(f"steps {rows[0].step} to {rows[-1].step}", rows)
+        yield AuditPart(f"steps {rows[0].step} to {rows[-1].step}", rows)
 
 
 def tests_of(trace: Trace) -> Iterator[Test]:

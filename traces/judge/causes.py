@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from specscope.traces.facts import waiting
+from specscope.traces.facts.imported import is_timed, origin
 from specscope.traces.facts.metrics import measure
-from specscope.traces.facts.places import has_trees
+from specscope.traces.facts.places import FATES, has_trees
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,6 +87,29 @@ def slow(trace: Trace, metrics: Metrics, plain: Trace, speedup: float, most: flo
         _places(trace, metrics),
     )
     return " ".join(filter(None, sentences))
+
+
+def by_drafter(trace: Trace) -> str:
+    """Return the acceptance and the drafting time of each device of a recorded loop that drafted.
+
+    Empty unless several did: only their names tell the drafters apart.
+    """
+    busy, fates = Counter[str](), defaultdict[str, Counter[str]](Counter)
+    places = {span.id: span.device for span in trace.spans if span.model == "drafter"}
+    for span in trace.spans:
+        busy[places.get(span.id, "")] += span.end - span.start
+    for d in trace.decisions:
+        if d.outcome in FATES and d.draft_span in places:
+            fates[places[d.draft_span]][d.outcome] += 1
+    if origin(trace.header) is None or len(fates) < 2:
+        return ""
+    found = list[str]()
+    for device, counts in sorted(fates.items()):
+        tested, drafted = counts.total() - counts["discarded"], counts.total()
+        share = f" ({100 * counts['accepted'] / tested:.0f} %)" if tested else ""
+        time = f", {busy[device] / 1e6 / drafted:,.3g} ms of drafting each" if is_timed(trace.header) else ""
+        found.append(f"{device} {counts['accepted']:,} of {tested:,} tested tokens{share}{time}")
+    return f"Accepted by drafter: {'; '.join(found)}."
 
 
 def _places(trace: Trace, metrics: Metrics) -> str:

@@ -41,7 +41,7 @@ _WAITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WaterfallStep:
     """One step of a waterfall: a kind of work, or a reason to wait. Times are nanoseconds."""
 
     what: str
@@ -64,7 +64,7 @@ class Waterfall:
 
     role: str
     devices: tuple[str, str]
-    steps: tuple[Step, ...]
+    steps: tuple[WaterfallStep, ...]
     """Work first, then waits; the changes sum to the difference of the decoding times."""
 
 
@@ -279,7 +279,7 @@ def _waterfalls(first: Trace, second: Trace) -> list[Waterfall]:
         for mine, theirs in zip(*devices, strict=False):
             known = {*parts[0][mine.name], *parts[1][theirs.name]}
             steps = (
-                Step(
+                WaterfallStep(
                     what,
                     wait,
                     parts[0][mine.name].get((wait, what), 0),

@@ -76,7 +76,7 @@ class Stretch(NamedTuple):
     """Natural logarithm of the bound of its probability."""
 
 
-class Change(NamedTuple):
+class RateChange(NamedTuple):
     """A change of the acceptance rate at a test of a sequence."""
 
     at: int
@@ -152,7 +152,7 @@ def _of_nothing(part: Sequence[Window], others: Sequence[Window]) -> tuple[float
     return float(drafts), f"{where}, 0 {what} were accepted{rest}."
 
 
-def _parted(tests: Sequence[LevelTest], size: int) -> tuple[Stretch | None, Change | None]:
+def _parted(tests: Sequence[LevelTest], size: int) -> tuple[Stretch | None, RateChange | None]:
     """Return the stretch and the change of a sequence, without the one that the other explains.
 
     A change that the other tests show without the stretch makes stretches likely on one of its
@@ -200,7 +200,7 @@ def _of_stretch(found: Stretch, tests: Sequence[LevelTest]) -> Note:
     return -found.chance, text
 
 
-def _of_change(found: Change, tests: Sequence[LevelTest]) -> Note:
+def _of_change(found: RateChange, tests: Sequence[LevelTest]) -> Note:
     verb, at = "rose" if found.after > found.before else "fell", tests[found.at]
     rates = f"from {100 * found.before:.0f} % to {100 * found.after:.0f} %"
     text = f"The acceptance of tested drafts {verb} {rates} at token {at.token} (step {at.step})."
@@ -275,20 +275,20 @@ def _succession(same: int, others: int, length: int) -> float:
     return lgamma(same + 1 + length) - lgamma(same + 1) - lgamma(others + 2 + length) + lgamma(others + 2)
 
 
-def change(tests: Sequence[LevelTest], size: int) -> Change | None:
+def change(tests: Sequence[LevelTest], size: int) -> RateChange | None:
     """Return the sharpest change of the acceptance rate; None if it is small or probable.
 
     Every split is tried: the bound of z is that of `ALPHA` over both signs and `size` splits.
     """
     n, total, before = len(tests), sum(t.accepted for t in tests), 0
-    sharpest = Change(0, 0.0, 0.0, 0.0)
+    sharpest = RateChange(0, 0.0, 0.0, 0.0)
     variance = total * (n - total) / max(1, n) ** 2
     for k in range(1, n - PART + 1 if variance else 0):
         before += tests[k - 1].accepted
         if k >= PART:
             rates = before / k, (total - before) / (n - k)
             z = (rates[1] - rates[0]) / (variance * n / (k * (n - k))) ** 0.5
-            sharpest = max(sharpest, Change(k, *rates, z), key=lambda one: abs(one.z))
+            sharpest = max(sharpest, RateChange(k, *rates, z), key=lambda one: abs(one.z))
     bound = -NormalDist().inv_cdf(ALPHA / (2 * max(1, size)))
     large = abs(sharpest.after - sharpest.before) >= DIFFERENCE
     return sharpest if large and abs(sharpest.z) > bound else None

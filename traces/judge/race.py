@@ -57,14 +57,14 @@ class Racer(NamedTuple):
     trace: Trace
     speed: Speed | None
     baseline: int | None
-    """Index of its baseline among the racers, see `traces.comparable`; a baseline has its own."""
+    """Index of its baseline among the racers, see `comparable`; a baseline has its own."""
     reason: str
     loaded: bool
     """Whether other programs used the machine during one of its passes."""
     unknown: bool = False
     """Whether that is not recorded, and no passes in turns show what it changes."""
     doubt: str = ""
-    """Why its times cannot be compared with its baseline's, see `traces.causes`; else empty."""
+    """Why its times cannot be compared with its baseline's, see `causes`; else empty."""
 
 
 def racers_of(

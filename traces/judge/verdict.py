@@ -13,7 +13,7 @@ from specscope.traces.facts.rates import OVERLAP, rates_of
 from specscope.traces.facts.settings import predicted_speedup
 from specscope.traces.facts.waiting import divided
 from specscope.traces.judge.advice import GAIN, Advice, advise, longest_drafter
-from specscope.traces.judge.causes import slow
+from specscope.traces.judge.causes import by_drafter, slow
 from specscope.traces.judge.health import health
 from specscope.traces.judge.race import Racer, Speed, speedup_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import Header
     from specscope.engine.trace.trace import Trace
     from specscope.traces.facts.metrics import Metrics
-    from specscope.traces.facts.places import Level
+    from specscope.traces.facts.places import LevelRate
 
 LOADED = "under the load of other programs."
 UNDIVIDED = "How a step is divided between drafting and verifying is not known."
@@ -42,7 +42,7 @@ _REASONS = {
 """Greedy agreement on SmolLM2; of other targets nothing was measured."""
 
 
-class Verdict(TypedDict):
+class RunVerdict(TypedDict):
     """The sentences under a pane."""
 
     summary: str
@@ -53,13 +53,13 @@ class Verdict(TypedDict):
     """What would help; empty if nothing is predicted to."""
     run: Advice | None
     drafter: str
-    """That the drafter is often wrong, and which one is wrong less often; empty if it is not."""
+    """That it is often wrong, and which one is wrong less often, or how each of several did."""
     other: OtherDrafter | None
     health: str
     """Loops, long stretches of rejections or acceptances, or drift; empty if there are none."""
 
 
-NONE: Verdict = {
+NONE: RunVerdict = {
     "summary": "",
     "reason": "",
     "advice": "",
@@ -70,7 +70,7 @@ NONE: Verdict = {
 }
 
 
-def verdict(i: int, racers: Sequence[Racer], metrics: Metrics, audited: str | None = None) -> Verdict:
+def verdict(i: int, racers: Sequence[Racer], metrics: Metrics, audited: str | None = None) -> RunVerdict:
     """Return the verdict on run i of a race.
 
     A cause is named only for a loss that is larger than the range of the passes, and nothing for
@@ -79,7 +79,7 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics, audited: str | No
     racer, trace = racers[i], racers[i].trace
     if trace.status != "done":
         return NONE
-    found: Verdict = {**_of_drafter(trace, metrics), "health": health(trace, audited)}
+    found: RunVerdict = {**_of_drafter(trace, metrics), "health": health(trace, audited)}
     faster = speedup_of(racer, racers)
     if faster is None or racer.baseline in (None, i):
         return found
@@ -112,10 +112,10 @@ def _why(trace: Trace, metrics: Metrics, baseline: Trace, faster: Speed) -> str:
     return slow(trace, metrics, baseline, faster.value, faster.high) if divided(trace) else UNDIVIDED
 
 
-def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:
+def _of_drafter(trace: Trace, metrics: Metrics) -> RunVerdict:
     header, text = trace.header, wrong_drafter(trace.header, metrics.draft_forwards, metrics.per_level)
     if not text:
-        return NONE
+        return {**NONE, "drafter": by_drafter(trace)}
     form = better_form(header.drafter_path)
     other = OtherDrafter(method=header.method, config=header.config, drafter=form)
     return {**NONE, "drafter": text, "other": other}
@@ -204,7 +204,7 @@ def better_form(drafter_path: str) -> str:
     return _FORMS[form_of(drafter_path)]
 
 
-def wrong_drafter(header: Header, draft_forwards: int | None, levels: Iterable[Level]) -> str:
+def wrong_drafter(header: Header, draft_forwards: int | None, levels: Iterable[LevelRate]) -> str:
     """Return that a drafter is often wrong, and which one is wrong less often; else nothing.
 
     `draft_forwards` and `levels` are those of the drafter's runs. A virtual run has no such

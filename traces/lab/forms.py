@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specscope.engine.simulate.latency import Latency
 
 
-class Place(NamedTuple):
+class MapPlace(NamedTuple):
     """Where a method runs."""
 
     profile: str
@@ -36,30 +36,30 @@ Form = Callable[..., float]
 """(place, settings by name) -> speed-up; 0 for settings that do not go together."""
 
 
-def _turns(at: Place, gamma: int) -> float:
+def _turns(at: MapPlace, gamma: int) -> float:
     return speculative_speedup(at.rate, gamma, at.c)
 
 
-def _overlapped(at: Place, gamma: int) -> float:
+def _overlapped(at: MapPlace, gamma: int) -> float:
     return pearl_speedup(at.rate, gamma, at.c)
 
 
-def _cache(at: Place, gamma: int, forks: int) -> float:
+def _cache(at: MapPlace, gamma: int, forks: int) -> float:
     return ssd_speedup(at.rate, gamma, at.c, forks, at.misses)
 
 
-def _branches(at: Place, gamma: int, length: int, branches: int, threshold: float) -> float:
+def _branches(at: MapPlace, gamma: int, length: int, branches: int, threshold: float) -> float:
     if branches * length > MOST_NODES:
         return 0.0
     return specbranch_speedup(at.rate, gamma, at.c, length, branches, threshold, at.doubt, at.misses)
 
 
-def _servers(at: Place, lookahead: int, sp: int) -> float:
+def _servers(at: MapPlace, lookahead: int, sp: int) -> float:
     keeps_up = at.c <= lookahead * sp + 1e-9 and lookahead <= at.c
     return dsi_blocks_speedup(at.rate, lookahead, at.c) if keeps_up else 0.0
 
 
-def _layers(at: Place, gamma: int, devices: int) -> float:
+def _layers(at: MapPlace, gamma: int, devices: int) -> float:
     latency = _latency(at.profile, at.c)
     plain, size = latency("target", 1, 0), 4
     later = latency.parallel("drafter", 1, 0, size, devices=devices) / plain
@@ -77,7 +77,7 @@ FORMS: dict[str, Form] = {
 
 
 def best_settings(
-    form: Form, at: Place, given: Mapping[str, Any], search: Mapping[str, int | str]
+    form: Form, at: MapPlace, given: Mapping[str, Any], search: Mapping[str, int | str]
 ) -> dict[str, Any]:
     """Return the settings with the greatest speed-up; of equal ones, the smallest.
 

@@ -16,7 +16,7 @@ from specscope.engine.errors import UsageError
 from specscope.engine.methods import find
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.types import check_range
-from specscope.traces.lab.sweep import Scripted
+from specscope.traces.lab.sweep import ScriptedRunner
 
 FILE = Path(__file__).resolve().parents[2] / "assets" / "examples" / "map.toml"
 
@@ -59,7 +59,7 @@ class Entrant(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MapPlan:
     """What the map covers."""
 
     profile: str
@@ -92,8 +92,8 @@ class Plan:
         check_range("misses", self.misses, 0.01, 10)
         self.script(self.ratios[0]).check(self.seeds)
 
-    def script(self, c: int) -> Scripted:
-        return Scripted(self.profile, f"c{c}", self.tokens, doubt=self.doubt, misses=self.misses)
+    def script(self, c: int) -> ScriptedRunner:
+        return ScriptedRunner(self.profile, f"c{c}", self.tokens, doubt=self.doubt, misses=self.misses)
 
     @property
     def races(self) -> list[tuple[Entrant, int]]:
@@ -108,20 +108,20 @@ class Plan:
         return [(ratio, rate) for ratio in self.ratios for rate in self.rates]
 
 
-def default() -> Plan:
+def default() -> MapPlan:
     return plan_of(tomllib.loads(FILE.read_text(encoding="utf-8")))
 
 
-def plan_of(given: Mapping[str, Any]) -> Plan:
+def plan_of(given: Mapping[str, Any]) -> MapPlan:
     """Return the plan of a map's JSON, or of the file."""
     plan = dict[str, Any](given)
     for name in ("ratios", "rates", "devices", "recorded"):
         plan[name] = tuple(given.get(name, ()))
     plan["methods"] = tuple(Entrant(**row) for row in given["methods"])
-    return Plan(**plan)
+    return MapPlan(**plan)
 
 
-def assumptions(plan: Plan) -> list[str]:
+def assumptions(plan: MapPlan) -> list[str]:
     """Return what the numbers of a map assume, a sentence each."""
     target = "one device" if plan.target_devices == 1 else f"{plan.target_devices} devices"
     if plan.recorded:

@@ -38,7 +38,7 @@ _VOCABULARY, _EOS = 512, 0
 _PROMPT = tuple(range(1, 33))
 
 
-class Job(NamedTuple):
+class SweepRun(NamedTuple):
     """One run of a sweep."""
 
     method: str
@@ -51,7 +51,7 @@ class Job(NamedTuple):
     drafter: str = USUAL
 
 
-Runner: TypeAlias = Callable[[Job], "Trace"]
+Runner: TypeAlias = Callable[[SweepRun], "Trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Sweep:
         check_range("passes", self.passes, 1, MOST_PASSES if self.measured else 1)
         return method
 
-    def job(self, row: Value | None, column: Value) -> Job:
+    def job(self, row: Value | None, column: Value) -> SweepRun:
         """Return the run of a cell, without its sample and group."""
         config, rate, drafter = dict(self.config), None, USUAL
         for one, value in ((self.columns, column), (self.rows, row)):
@@ -115,11 +115,11 @@ class Sweep:
                 rate = value
             else:
                 config[one.name] = value
-        return Job(self.method, config, 0, rate, "", drafter)
+        return SweepRun(self.method, config, 0, rate, "", drafter)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SweepCell:
     """One value of each axis."""
 
     row: Value | None
@@ -177,7 +177,7 @@ class Cell:
         }
 
 
-def sweep(plan: Sweep, run: Runner, cancel: threading.Event | None = None) -> Iterator[Cell]:
+def sweep(plan: Sweep, run: Runner, cancel: threading.Event | None = None) -> Iterator[SweepCell]:
     """Yield the cells as they are done, row by row; a set `cancel` ends the sweep."""
     method, cancel = plan.check(), cancel or threading.Event()
     work = _Work(plan, method, run, cancel)
@@ -189,10 +189,10 @@ def sweep(plan: Sweep, run: Runner, cancel: threading.Event | None = None) -> It
         except RunCancelled:
             return
         except UsageError as error:
-            yield Cell(row, column, (), (), str(error))
+            yield SweepCell(row, column, (), (), str(error))
 
 
-def best(cells: Sequence[Cell], *, measured: bool) -> Cell | None:
+def best(cells: Sequence[SweepCell], *, measured: bool) -> SweepCell | None:
     """Return the fastest cell of a row; None without one.
 
     Among measured cells it must be faster in all its passes than the others in any of theirs.
@@ -217,14 +217,14 @@ class _Work:
         """Plain decoding in virtual time, which is the same for all cells of a row."""
         self._groups: dict[tuple[Value | None, float | None, str, int], str] = {}
 
-    def cell(self, row: Value | None, column: Value) -> Cell:
+    def cell(self, row: Value | None, column: Value) -> SweepCell:
         job = self._plan.job(row, column)
         self._method.configure(job.config)  # two values may not go together
         samples = [self._sample(job._replace(sample=i), row) for i in range(self._plan.samples)]
         speedups = tuple(tuple(_ratio(run, plain) for run, plain in passes) for passes in samples)
-        return Cell(row, column, speedups, samples[0])
+        return SweepCell(row, column, speedups, samples[0])
 
-    def _sample(self, job: Job, row: Value | None) -> tuple[tuple[Trace, Trace], ...]:
+    def _sample(self, job: SweepRun, row: Value | None) -> tuple[tuple[Trace, Trace], ...]:
         place = (row, job.rate, job.drafter, job.sample)
         job = job._replace(group=self._groups.setdefault(place, uuid.uuid4().hex[:12]))
         sides: dict[bool, list[Trace]] = {True: [], False: []}
@@ -232,7 +232,7 @@ class _Work:
             sides[plainly].append(self._decode_plainly(job) if plainly else self._execute(job))
         return tuple(zip(sides[False], sides[True], strict=True))
 
-    def _decode_plainly(self, job: Job) -> Trace:
+    def _decode_plainly(self, job: SweepRun) -> Trace:
         plain = job._replace(method=BASELINE, config={})
         if self._method.plain:
             plain = job._replace(config={**job.config, **self._method.plain})
@@ -243,7 +243,7 @@ class _Work:
             self._plain[key] = self._execute(plain)
         return self._plain[key]
 
-    def _execute(self, job: Job) -> Trace:
+    def _execute(self, job: SweepRun) -> Trace:
         if self._cancel.is_set():
             raise RunCancelled("the sweep was stopped")
         trace = self._run(job)
@@ -262,7 +262,7 @@ def _ratio(run: Trace, plain: Trace) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Scripted:
+class ScriptedRunner:
     """A `Runner` of jobs with an acceptance rate; the sample of a job is its seed."""
 
     profile: str
@@ -277,7 +277,7 @@ class Scripted:
         check_range("seeds", seeds, 1, MOST_SEEDS)
         Profile.load(self.profile).latency(self.profile_pair or None)
 
-    def __call__(self, job: Job) -> Trace:
+    def __call__(self, job: SweepRun) -> Trace:
         """Without doubt, second choices have no probability, so a tree is as good as its chain."""
         import specscope
         from specscope.engine.checkpoints.pair import Pair  # imports torch, which takes seconds

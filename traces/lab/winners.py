@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import BASELINE, find
 from specscope.traces.facts.metrics import measure, speedup
-from specscope.traces.lab.forms import FORMS, Place, best_settings
-from specscope.traces.lab.plan import Entrant, Plan, assumptions, plan_of
-from specscope.traces.lab.sweep import Job
+from specscope.traces.lab.forms import FORMS, MapPlace, best_settings
+from specscope.traces.lab.plan import Entrant, MapPlan, assumptions, plan_of
+from specscope.traces.lab.sweep import SweepRun
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
@@ -57,7 +57,7 @@ class Result:
 
 
 def draw(
-    plan: Plan, recorded: Sequence[Trace] = (), cancel: threading.Event | None = None
+    plan: MapPlan, recorded: Sequence[Trace] = (), cancel: threading.Event | None = None
 ) -> Iterator[list[Result]]:
     """Yield the results of each place of the map, for all numbers of devices; `cancel` ends it.
 
@@ -90,22 +90,22 @@ Race = Callable[[str, "Mapping[str, Any]"], "list[tuple[Trace, Trace]]"]
 """(method, settings) -> its runs and plain decoding's, by seed."""
 
 
-def _scripted(plan: Plan, c: int, rate: float) -> Race:
+def _scripted(plan: MapPlan, c: int, rate: float) -> Race:
     run = plan.script(c)
     groups = [uuid.uuid4().hex[:12] for _ in range(plan.seeds)]
 
     @cache
     def plain(seed: int) -> Trace:
-        return run(Job(BASELINE, {}, seed, rate, groups[seed]))
+        return run(SweepRun(BASELINE, {}, seed, rate, groups[seed]))
 
     def race(key: str, config: Mapping[str, Any]) -> list[tuple[Trace, Trace]]:
-        jobs = [Job(key, dict(config), seed, rate, group) for seed, group in enumerate(groups)]
+        jobs = [SweepRun(key, dict(config), seed, rate, group) for seed, group in enumerate(groups)]
         return [(run(job), plain(job.sample)) for job in jobs]
 
     return race
 
 
-def _replayed(plan: Plan, c: int, recorded: Sequence[Trace]) -> Race:
+def _replayed(plan: MapPlan, c: int, recorded: Sequence[Trace]) -> Race:
     from specscope.traces.whatif.replay import Change, what_if
 
     def race(key: str, config: Mapping[str, Any]) -> list[tuple[Trace, Trace]]:
@@ -129,15 +129,15 @@ def rate_of(trace: Trace) -> float:
     return round(min(outcomes.count("accepted") / tested, 0.99), 2)
 
 
-def results(plan: Plan, c: int, rate: float, race: Race | None = None) -> Iterator[Result]:
+def results(plan: MapPlan, c: int, rate: float, race: Race | None = None) -> Iterator[Result]:
     """Yield the results of a place as they are done."""
     race = race or _scripted(plan, c, rate)
     for entrant, shares in plan.races:
         yield _result(plan, entrant, c, rate, shares, race)
 
 
-def _result(plan: Plan, entrant: Entrant, c: int, rate: float, shares: int, race: Race) -> Result:
-    at, form = Place(plan.profile, c, rate, plan.doubt, plan.misses), FORMS[entrant.form]
+def _result(plan: MapPlan, entrant: Entrant, c: int, rate: float, shares: int, race: Race) -> Result:
+    at, form = MapPlace(plan.profile, c, rate, plan.doubt, plan.misses), FORMS[entrant.form]
     given = {**entrant.given, **({entrant.share: shares} if entrant.share else {})}
     config = best_settings(form, at, given, entrant.search)
     runs = race(entrant.key, config)
@@ -148,7 +148,7 @@ def _result(plan: Plan, entrant: Entrant, c: int, rate: float, shares: int, race
     return Result(entrant.key, c, rate, devices, config, mean, form(at, **config), known, runs[0])
 
 
-def with_target(plan: Plan, found: Sequence[Result], devices: int) -> tuple[Plan, list[Result]]:
+def with_target(plan: MapPlan, found: Sequence[Result], devices: int) -> tuple[MapPlan, list[Result]]:
     """Return the map of a target on so many devices, from that of one on a single device.
 
     The methods have as many targets as before, so there are as many times more devices.
@@ -209,13 +209,13 @@ def winner(results: Sequence[Result], c: int, rate: float, devices: int, by: str
     return Winner(best, second, value(best), lead, leads)
 
 
-def given_back(facts: Mapping[str, Any]) -> tuple[Plan, list[Result]]:
+def given_back(facts: Mapping[str, Any]) -> tuple[MapPlan, list[Result]]:
     """Return plan and results of a map's JSON."""
     rows: list[dict[str, Any]] = [{**row, "speedups": tuple(row["speedups"])} for row in facts["results"]]
     return plan_of(facts["plan"]), [Result(**row) for row in rows]
 
 
-def facts(plan: Plan, found: Sequence[Result]) -> dict[str, Any]:
+def facts(plan: MapPlan, found: Sequence[Result]) -> dict[str, Any]:
     """Return plan and results as JSON's values."""
     methods = [entrant._asdict() for entrant in plan.methods]
     places = {**asdict(replace(plan, methods=())), "methods": methods}

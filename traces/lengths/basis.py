@@ -17,14 +17,14 @@ from specscope.traces.facts.comparable import batch_size
 from specscope.traces.facts.imported import is_foreign, origin
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.places import has_trees, level_rate
-from specscope.traces.facts.rates import ALIKE, OVERLAP, Rates, by_level, rates_of
+from specscope.traces.facts.rates import ALIKE, OVERLAP, RunRates, by_level, rates_of
 from specscope.traces.judge.advice import LENGTHS, kind_of, plain_draft
 
 if TYPE_CHECKING:
     from specscope.engine.drafting.pace import Curve
     from specscope.engine.trace.trace import Trace
     from specscope.traces.facts.metrics import Metrics
-    from specscope.traces.facts.places import Level
+    from specscope.traces.facts.places import LevelRate
 
 FEWEST = 8
 """Drafts from which on their places have rates."""
@@ -33,7 +33,7 @@ _FAR = 1024
 _AT_ONCE = "{}: drafter and target work at the same time, so no sum of their times holds"
 
 
-class Given(NamedTuple):
+class GivenTimes(NamedTuple):
     """Times that a run does not have."""
 
     c: float | None = None
@@ -50,8 +50,8 @@ class Basis:
 
     name: str
     used: int
-    levels: tuple[Level, ...]
-    rates: Rates
+    levels: tuple[LevelRate, ...]
+    rates: RunRates
     seconds: bool
     """Whether the times are seconds: else they are forwards of the target."""
     timed: bool
@@ -61,7 +61,7 @@ class Basis:
     notes: tuple[str, ...] = ()
 
 
-def basis_of(trace: Trace, metrics: Metrics, plain: Trace | None, given: Given) -> Basis:
+def basis_of(trace: Trace, metrics: Metrics, plain: Trace | None, given: GivenTimes) -> Basis:
     """Return the basis of a run, with the times that are given.
 
     UsageError if no formula describes the run, or a count or a time is missing.
@@ -180,7 +180,7 @@ def _counts_of(trace: Trace) -> _Counts:
     return _Counts(used, alike, drafts or 0, share, *times)
 
 
-def _of_counts(trace: Trace, metrics: Metrics, plain: Trace | None, given: Given) -> Basis:
+def _of_counts(trace: Trace, metrics: Metrics, plain: Trace | None, given: GivenTimes) -> Basis:
     """Return the basis of a run that tells counts, and perhaps times of drafts and of decoding."""
     counts, levels = _counts_of(trace), metrics.per_level
     what, rate = f"run {trace.header.run_id}", level_rate(levels)
@@ -205,7 +205,7 @@ def _of_counts(trace: Trace, metrics: Metrics, plain: Trace | None, given: Given
     line = ((1, first), (1 + _FAR, first + _FAR * max(0.0, more)))
     probe = Probe(line, ((1, draft),), ((1, draft),), 0.0, by_level(levels, rate), (), counts.drafts)
     timed = bool(counts.draft)
-    rates = Rates(probe, (1.0,) * len(levels), rate, counts.share, first, bool(base) or not timed)
+    rates = RunRates(probe, (1.0,) * len(levels), rate, counts.share, first, bool(base) or not timed)
     seconds = timed or bool(base and speed)
     return Basis(
         "gamma",
@@ -219,9 +219,9 @@ def _of_counts(trace: Trace, metrics: Metrics, plain: Trace | None, given: Given
     )
 
 
-def _with_given(basis: Basis, given: Given) -> Basis:
+def _with_given(basis: Basis, given: GivenTimes) -> Basis:
     """Return the basis with the times that are given."""
-    if given == Given():
+    if given == GivenTimes():
         return basis
     rates, probe, known = basis.rates, basis.rates.probe, basis.rates.known
     verify = probe.verify

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specscope.engine.drafting.pace import in_turns, seconds_at
 from specscope.traces.facts.metrics import measure
 from specscope.traces.judge.advice import limit, predicted
-from specscope.traces.lengths.basis import Given, basis_of
-from specscope.traces.lengths.spread import Spread
+from specscope.traces.lengths.basis import GivenTimes, basis_of
+from specscope.traces.lengths.spread import LengthSpread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +112,7 @@ def best_length(
     trace: Trace,
     plain: Trace | None = None,
     lengths: Sequence[int] = SHOWN,
-    given: Given | None = None,
+    given: GivenTimes | None = None,
     metrics: Metrics | None = None,
 ) -> Best:
     """Return what drafts of each length would bring; length 0 is plain decoding.
@@ -127,12 +127,12 @@ def best_length(
     Raises:
         UsageError: No formula describes the run, or a count or a time is missing.
     """
-    metrics, given = metrics or measure(trace), given or Given()
+    metrics, given = metrics or measure(trace), given or GivenTimes()
     return _estimated(basis_of(trace, metrics, plain, given), lengths)
 
 
 def _estimated(basis: Basis, lengths: Sequence[int]) -> Best:
-    rates, spread = basis.rates, Spread(basis.levels, basis.rates.drafting, max(lengths))
+    rates, spread = basis.rates, LengthSpread(basis.levels, basis.rates.drafting, max(lengths))
     unit = ("×" if rates.known else "tokens/s") if basis.timed else ""
     one = 1.0 if rates.known else 1 / rates.plain
     scale = basis.measured / predicted("turns", rates, basis.used) if basis.measured else 1.0

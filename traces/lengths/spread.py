@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specscope.traces.facts.places import Level
+    from specscope.traces.facts.places import LevelRate
 
 _SURE = NormalDist().inv_cdf(0.975)
 
@@ -30,7 +30,7 @@ def _power(accepted: int, rejected: int, n: int) -> float:
     return prod((a + i) / (total + i) for i in range(n))
 
 
-class Spread:
+class LengthSpread:
     """The tokens of rounds with drafts of up to `most` tokens.
 
     Args:
@@ -39,7 +39,7 @@ class Spread:
         most: The longest draft.
     """
 
-    def __init__(self, levels: Sequence[Level], share: float, most: int) -> None:
+    def __init__(self, levels: Sequence[LevelRate], share: float, most: int) -> None:
         self._counts = [(one.accepted, one.reached - one.accepted) for one in levels]
         self._share = share
         reached = range(1, most + 1)

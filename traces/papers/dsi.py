@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specscope.traces.papers.rows import Cell, Heat, Paper, numbers
+from specscope.traces.papers.rows import Heat, Paper, TableCell, numbers
 
 _DATA = numbers("dsi")
 _DRAWN = 100
@@ -67,14 +67,14 @@ def table_2_times(name: str) -> tuple[float, dict[int, float]]:
     return prefill + own * target, {k: serial + mean(si_run_time, k) * target for k in lookaheads}
 
 
-def _over_si(cell: Cell) -> float:
+def _over_si(cell: TableCell) -> float:
     dsi, si = table_2_times(cell.row)
     return (
         si[cell.line["lookahead"]] if "lookahead" in cell.line else float(np.mean(list(si.values())))
     ) / dsi
 
 
-def _latency(cell: Cell) -> Mapping[str, Any]:
+def _latency(cell: TableCell) -> Mapping[str, Any]:
     target, drafter, percent, *_ = cell.table[cell.row]
     return {"published": percent, "ours": 100 * drafter / target}
 
@@ -155,11 +155,11 @@ def _slower_configurations() -> int:
     return int((maps.dsi > maps.si + 1e-9)[maps.feasible].sum())
 
 
-def _ratio(cell: Cell) -> np.ndarray:
+def _ratio(cell: TableCell) -> np.ndarray:
     return getattr(heat_maps(cell.line.get("lookahead", 0)), cell.line["ratio"])
 
 
-def _pink_cells(cell: Cell) -> int:
+def _pink_cells(cell: TableCell) -> int:
     below = RATE[None, :] < DRAFTER[:, None] - 1e-9
     return int((below & (_ratio(cell) <= 1 + 1e-9)).sum())
 
@@ -176,16 +176,16 @@ def _pictures(item: str) -> list[Heat]:
     return [*pictures[: 3 if _LOOKAHEADS[item] else 4]]
 
 
-def _share(cell: Cell) -> float:
+def _share(cell: TableCell) -> float:
     """Return the share of target forwards that count with model parallelism."""
     return 1 - cell.line["rate"] ** cell.line["k"]
 
 
-def _block(cell: Cell) -> float:
+def _block(cell: TableCell) -> float:
     return cell.line["k"] * cell.line["drafter"]
 
 
-def _threads(cell: Cell) -> Mapping[str, Any]:
+def _threads(cell: TableCell) -> Mapping[str, Any]:
     target, drafter, _, percent, _ = _DATA["Table 2"][cell.row]
     protocol, ratio = _DATA["protocol"], np.array(drafter / target)
     lookahead = next(k for k in protocol["lookaheads"] if feasible(ratio, np.array(k)))

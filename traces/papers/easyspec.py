@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from specscope.engine.model.fuzzy import layer_groups
 from specscope.engine.simulate.profile import Profile
-from specscope.traces.papers.rows import Cell, Paper, numbers
+from specscope.traces.papers.rows import Paper, TableCell, numbers
 
 _DATA = numbers("easyspec")
 LEVELS = 5
@@ -23,7 +23,7 @@ _PROFILE_PAIRS = {"L3": "llama-3-8-70-tp", "Q2": "qwen2-7-72-tp"}
 _SPEEDS = {"llama-3": "L3-70B", "qwen2": "Q2-72B"}
 
 
-class Times(NamedTuple):
+class ForwardTimes(NamedTuple):
     """Seconds of one forward of each kind; `verify` and `verify_tree` include judging."""
 
     exact: float
@@ -42,30 +42,30 @@ def rounds(alpha: float) -> float:
     return 100 / (LEVELS * alpha + 1)
 
 
-def fitted(model: str) -> Times:
+def fitted(model: str) -> ForwardTimes:
     """Return the times of a model pair from its rows on MMLU at temperature 0."""
     table = _DATA["Table 2"][f"{model}, {_FITTED_ON}"]
     chain, tree, easy = (table[method] for method in _METHODS)
     exact = chain[0] / rounds(chain[3]) / LEVELS
     fuzzy = (easy[0] / rounds(easy[3]) - exact) / (LEVELS - 1)
-    return Times(exact, fuzzy, chain[1] / rounds(chain[3]), tree[1] / rounds(tree[3]))
+    return ForwardTimes(exact, fuzzy, chain[1] / rounds(chain[3]), tree[1] / rounds(tree[3]))
 
 
-def _model(cell: Cell) -> str:
+def _model(cell: TableCell) -> str:
     return "llama-3" if cell.part.startswith("llama-3") else "qwen2"
 
 
-def _times(cell: Cell) -> float:
+def _times(cell: TableCell) -> float:
     times, count = fitted(_model(cell)), rounds(cell.others["alpha"])
     drafting, verification = count * times.drafting(cell.row), count * times.verification(cell.row)
     return {"d": drafting, "v": verification, "total": drafting + verification}[cell.column]
 
 
-def _plain(cell: Cell) -> float:
+def _plain(cell: TableCell) -> float:
     return 100 / _DATA["Table 1"][_SPEEDS[_model(cell)]][3 if cell.row == "TP" else 0]
 
 
-def _split_drafter(cell: Cell) -> float:
+def _split_drafter(cell: TableCell) -> float:
     gpus, profile = int(cell.column.removeprefix("TP=")), Profile.load("8xA100")
     drafter, hardware = (
         profile.latency(f"{_PROFILE_PAIRS[cell.row[:2]]}{max(2, gpus)}").drafter,
@@ -77,24 +77,24 @@ def _split_drafter(cell: Cell) -> float:
     return 1e6 / (1e6 / drafter.speed - saved + waits)
 
 
-def _target(cell: Cell) -> float:
+def _target(cell: TableCell) -> float:
     pair = f"{_PROFILE_PAIRS[cell.row[:2]]}{cell.column.removeprefix('TP=')}"
     return Profile.load("8xA100").latency(pair).target.speed
 
 
-def _throughput(cell: Cell) -> float:
+def _throughput(cell: TableCell) -> float:
     times = fitted("llama-3")
     seconds = times.drafting("EasySpec") + times.verification("EasySpec")
     return 100 / rounds(cell.others["own alpha"]) / seconds
 
 
-def _last_layer(cell: Cell) -> float | None:
+def _last_layer(cell: TableCell) -> float | None:
     model, _, size = cell.part.partition(", N = ")
     groups = layer_groups(_DATA["layers"][model], int(size))
     return {group.start: group.stop - 1 for group in groups}.get(int(cell.column))
 
 
-def _fuzzy_forward(cell: Cell) -> float:
+def _fuzzy_forward(cell: TableCell) -> float:
     """Return milliseconds by width, layer-parallel size and calibration (section 4.4).
 
     The figure's points are not in the text, only what they show.
@@ -104,12 +104,12 @@ def _fuzzy_forward(cell: Cell) -> float:
     return latency.parallel("drafter", int(cell.row), 500, int(cell.column)) / 1e3
 
 
-def _recorded(cell: Cell) -> Mapping[str, Any]:
+def _recorded(cell: TableCell) -> Mapping[str, Any]:
     """Return SmolLM2's with `int4`, on the clock of 8xA100; recorded, as it takes minutes."""
     return {"ours": cell.number, "command": _DATA["SmolLM2"]["command"]}
 
 
-def _combinations(cell: Cell) -> Mapping[str, Any]:
+def _combinations(cell: TableCell) -> Mapping[str, Any]:
     found = _DATA["SmolLM2"]
     with_it, without = (found[f"{kind}, {cell.row}"] for kind in ("calibrated", "not calibrated"))
     pairs = [pair for w in with_it for pair in list(zip(with_it[w], without[w], strict=True))[1:]]

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from specscope.engine.simulate.profile import Profile
-from specscope.traces.papers.rows import Cell, Paper, bisect, numbers
+from specscope.traces.papers.rows import Paper, TableCell, bisect, numbers
 
 _DATA = numbers("ems")
 _CONTEXT = 745
@@ -55,7 +55,7 @@ class Series(NamedTuple):
         return self.greedy[at] + rows + (_DRAFTED * _draft_ms(self.model, batch) if self.drafts else 0)
 
 
-class Fit(NamedTuple):
+class SeriesFit(NamedTuple):
     """Parameters of a series."""
 
     tokens: float
@@ -88,7 +88,7 @@ def step_ms(model: str, batch: int, rows: int = 1) -> float:
     return latency("target", batch * rows, batch * _CONTEXT, batch) / 1e3
 
 
-def fit(series: Series) -> Fit:
+def fit(series: Series) -> SeriesFit:
     """Return tokens and spread from the smallest batch and batch 8, and w from batch 8."""
     at = series.batches.index(FIT)
     first, last = (series.ours[i] * series.round_ms(i) / series.greedy[i] for i in (0, at))
@@ -97,7 +97,7 @@ def fit(series: Series) -> Fit:
     tokens = first * (1 + spread * begin)
     ratio = padding_ratio(accuracy_for(series, tokens), FIT, series.most)
     more = (series.ours[at] / series.vanilla[at] - 1) * series.round_ms(at)
-    return Fit(tokens, spread, more / (FIT * ratio))
+    return SeriesFit(tokens, spread, more / (FIT * ratio))
 
 
 def predicted(series: Series, at: int) -> tuple[float, float]:
@@ -155,7 +155,7 @@ def _table_2_series() -> Series:
     return _series({"columns": list(parts), **columns}, "opt-6.7b", drafts=False)
 
 
-def _series_of(cell: Cell) -> Series:
+def _series_of(cell: TableCell) -> Series:
     """Return the series of a cell's table; a cell without one is of Table 2."""
     if not cell.part:
         return _table_2_series()
@@ -163,7 +163,7 @@ def _series_of(cell: Cell) -> Series:
     return _series(cell.table, model, drafts="drafter" not in cell.line)
 
 
-def _speed_up(cell: Cell, *, ours: bool) -> Mapping[str, Any]:
+def _speed_up(cell: TableCell, *, ours: bool) -> Mapping[str, Any]:
     series, name, batch = _series_of(cell), cell.part or "opt-6.7b", int(cell.column)
     at = series.batches.index(batch)
     return {
@@ -174,13 +174,13 @@ def _speed_up(cell: Cell, *, ours: bool) -> Mapping[str, Any]:
     }
 
 
-def _greedy(cell: Cell) -> Mapping[str, Any]:
+def _greedy(cell: TableCell) -> Mapping[str, Any]:
     model, batch = cell.part, int(cell.column)
     speed = batch * 1e3 / step_ms(model, batch) / (1 + ending(model) * waiting(batch))
     return {"ours": speed, "fitted": batch in (1, FIT)}
 
 
-def _step_at_2(cell: Cell) -> float:
+def _step_at_2(cell: TableCell) -> float:
     """Return a step at batch 2 on the data of a cell, or of Table 5: other data add to it."""
     table = _DATA["Table 5"]["MT-Bench"] if "data" in cell.line else cell.table
     return 2e3 / table["Greedy Decoding"][table["columns"].index(2)]
@@ -203,7 +203,7 @@ def _table_6_series(name: str) -> Series:
     return _series(tables[name], "opt-13b", drafts=True)
 
 
-def _figure_4(cell: Cell) -> float:
+def _figure_4(cell: TableCell) -> float:
     model, way, batch = cell.row.split(", ")
     table = _DATA["Table 3" if way == "LLMA" else "Table 4"].get(model)
     series = _series(table, model, drafts=way != "LLMA") if table else _table_2_series()
@@ -216,7 +216,7 @@ def _accepted(step: int) -> list[int]:
     return [_DATA["Table 1"][f"sample {number}"][at] for number in (0, 1)]
 
 
-def _aligned(cell: Cell, *, padding: bool = False) -> Mapping[str, Any]:
+def _aligned(cell: TableCell, *, padding: bool = False) -> Mapping[str, Any]:
     """Return a sample's padding of a step, or where its own cache starts after it (Figure 2)."""
     step, sample = int(cell.row), int(cell.column)
     if padding:
@@ -232,7 +232,7 @@ def _exceeds(figure: Mapping[str, Any]) -> int:
     return int(min(padding_ratio(p / 100, batch, figure["most"]) for p in range(10, low)) > figure["ratio"])
 
 
-def _largest_less_own(cell: Cell) -> float:
+def _largest_less_own(cell: TableCell) -> float:
     at = cell.table["columns"].index(cell.column) - 1
     return max(_DATA["Table 1"][f"sample {number}"][at] for number in (0, 1)) - cell.table[cell.row][at]
 

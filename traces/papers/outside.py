@@ -39,7 +39,7 @@ _SHORT = "AIME"
 _TARGET_GPUS = 2
 
 
-class Shape(NamedTuple):
+class RoundForwards(NamedTuple):
     """Forwards of a round."""
 
     drafts: int
@@ -48,12 +48,14 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
-    "EAGLE": Shape(0, (Work(1, 2),) * 5, 26),  # five levels of its tree of 25 nodes
-    "Hydra": Shape(0, tuple(Work(0, 2 * (i + 2)) for i in range(4)), 64),  # four heads, a tree of 63 nodes
-    "Medusa": Shape(0, (Work(0, 5, 5),), 64),  # five heads, a tree of 63 nodes
-    "PLD": Shape(0, (), 11),  # ten copied tokens
-    "SpS": Shape(5, (), 6),  # five drafts
-    "Lookahead": Shape(0, (), 57),  # window 7 and guess set 7, four rows each, and the last token
+    "EAGLE": RoundForwards(0, (Work(1, 2),) * 5, 26),  # five levels of its tree of 25 nodes
+    "Hydra": RoundForwards(
+        0, tuple(Work(0, 2 * (i + 2)) for i in range(4)), 64
+    ),  # four heads, a tree of 63 nodes
+    "Medusa": RoundForwards(0, (Work(0, 5, 5),), 64),  # five heads, a tree of 63 nodes
+    "PLD": RoundForwards(0, (), 11),  # ten copied tokens
+    "SpS": RoundForwards(5, (), 6),  # five drafts
+    "Lookahead": RoundForwards(0, (), 57),  # window 7 and guess set 7, four rows each, and the last token
 }
 """Rounds of Spec-Bench's methods, with the settings of ParallelSpec, section 5.1."""
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from specscope.engine.plot import ticks
 from specscope.traces.export.assets import file_page, page_asset
-from specscope.traces.papers.rows import WITHIN, Heat, Kind, Paper, Row, anchor
-from specscope.traces.papers.summary import Summary
+from specscope.traces.papers.rows import WITHIN, Heat, Kind, Paper, PaperRow, anchor
+from specscope.traces.papers.summary import RowCounts
 from specscope.traces.papers.trust_table import trust_table
 
 _FILTERS = {kind: kind for kind in get_args(Kind)} | {
@@ -33,13 +33,13 @@ _KEY = (
 )
 
 
-def render_page(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
+def render_page(papers: Sequence[Paper], rows: Sequence[PaperRow]) -> str:
     return file_page("The papers, row by row", render_body(papers, rows), page_asset("papers/papers.css"))
 
 
-def render_body(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
+def render_body(papers: Sequence[Paper], rows: Sequence[PaperRow]) -> str:
     """Return the page's content as HTML; its filters need `assets/papers/papers.css`, no script."""
-    summary = Summary.of(rows)
+    summary = RowCounts.of(rows)
     tiles = "".join(f'<div class="tile"><b>{n}</b>{text}</div>' for n, text in summary.tiles())
     parts = [
         trust_table(papers, rows),
@@ -85,11 +85,11 @@ _INTRODUCTION = (
 )
 
 
-def _paper(paper: Paper, rows: Sequence[Row]) -> str:
+def _paper(paper: Paper, rows: Sequence[PaperRow]) -> str:
     sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in paper.inconsistencies)
     parts = [
         f"<h2>{escape(paper.title)}</h2>",
-        f'<p class="muted">{escape(Summary.of(rows).sentence())}.</p>',
+        f'<p class="muted">{escape(RowCounts.of(rows).sentence())}.</p>',
         f"<details><summary>Numbers of the paper that contradict each other</summary><ul>{sentences}</ul></details>",
     ]
     for item, group in groupby(rows, lambda row: row.item):
@@ -97,8 +97,8 @@ def _paper(paper: Paper, rows: Sequence[Row]) -> str:
     return f'<section class="paper" data-paper="{paper.key}">{"".join(parts)}</section>'
 
 
-def _item(paper: Paper, item: str, rows: Sequence[Row]) -> str:
-    summary, name = Summary.of(rows), escape(item)
+def _item(paper: Paper, item: str, rows: Sequence[PaperRow]) -> str:
+    summary, name = RowCounts.of(rows), escape(item)
     n = summary.counts
     counts = [
         f"{summary.exact_equal} of {n['exact']} exact" if n["exact"] else "",
@@ -125,14 +125,14 @@ def _item(paper: Paper, item: str, rows: Sequence[Row]) -> str:
     )
 
 
-def _table(rows: Sequence[Row]) -> str:
+def _table(rows: Sequence[PaperRow]) -> str:
     head = '<th class="number">in chart</th><th>row</th><th class="number">published</th><th class="number">ours</th><th class="number">difference</th><th>kind</th>'
     numbers = iter(range(1, len(rows) + 1))
     lines = [_line(row, str(next(numbers)) if charted(row) else "") for row in rows]
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
-def _line(row: Row, number: str) -> str:
+def _line(row: PaperRow, number: str) -> str:
     missed = " bad" if row.predicted and not row.hit else ""
     difference = "" if row.difference is None else f"{row.difference:+.1%}"
     kind = f"{row.kind}, {_STATES[row.group]}" if row.group in _STATES else row.kind
@@ -142,7 +142,7 @@ def _line(row: Row, number: str) -> str:
     )
 
 
-def _assumptions(name: str, rows: Sequence[Row]) -> str:
+def _assumptions(name: str, rows: Sequence[PaperRow]) -> str:
     texts = dict.fromkeys(str(row.to_dict()["assumption"]) for row in rows)
     lines = "".join(f"<li>{escape(text)}</li>" for text in texts if text)
     return f"<details><summary>{name}: assumptions and reasons</summary><ul>{lines}</ul></details>"
@@ -159,12 +159,12 @@ _LOG_FROM = 30
 """Ratio of the largest number to the smallest from which on the axis is logarithmic."""
 
 
-def charted(row: Row) -> bool:
+def charted(row: PaperRow) -> bool:
     """Return whether a row is in its item's chart: computed, neither exact nor repeated."""
     return row.ours is not None and row.group not in ("exact", "repeated")
 
 
-def words(row: Row) -> str:
+def words(row: PaperRow) -> str:
     """Return a row's kind, and whether it is fitted, easy or missed, for the page's filters."""
     state = (
         "missed" if row.predicted and not row.hit else row.group if row.group in ("fitted", "easy") else ""
@@ -172,7 +172,7 @@ def words(row: Row) -> str:
     return f"{row.kind} {state}".strip()
 
 
-def chart(name: str, rows: Sequence[Row]) -> str:
+def chart(name: str, rows: Sequence[PaperRow]) -> str:
     """Return an SVG with a numbered column for each charted row; nothing for fewer than three."""
     shown = [row for row in rows if charted(row)]
     if len(shown) < _FEWEST:
@@ -213,7 +213,10 @@ def _mixed(points: Sequence[tuple[float | None, float]]) -> bool:
 
 
 def _mark(
-    row: Row, point: tuple[float | None, float], where: tuple[float, float], place: Callable[[float], float]
+    row: PaperRow,
+    point: tuple[float | None, float],
+    where: tuple[float, float],
+    place: Callable[[float], float],
 ) -> str:
     assert row.ours is not None
     (published, ours), (x, radius) = point, where

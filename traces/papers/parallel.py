@@ -15,7 +15,7 @@ from typing import Any
 from specscope.engine.drafting.pace import MISSES
 from specscope.traces.facts.closed_forms import speculative_tokens, ssd_hit_rate
 from specscope.traces.papers import pearl_speeds
-from specscope.traces.papers.rows import Cell, Paper, bisect, numbers
+from specscope.traces.papers.rows import Paper, TableCell, bisect, numbers
 
 _DATA = numbers("parallel")
 _TIMES, _SETTINGS = _DATA["times"], _DATA["settings"]
@@ -53,7 +53,7 @@ def _authors_verification() -> float:
     return 1e3 / _DATA["SSD, speeds"]["plain"] * _TIMES["verification"] / _TIMES["plain"]
 
 
-def _ssd(cell: Cell) -> Mapping[str, Any]:
+def _ssd(cell: TableCell) -> Mapping[str, Any]:
     rate = rate_of_sd(cell.column_of("SD"))
     return {
         "ours": ssd_speed(rate, _SETTINGS["SSD"], _authors_verification()),
@@ -63,7 +63,7 @@ def _ssd(cell: Cell) -> Mapping[str, Any]:
     }
 
 
-def _recorded(cell: Cell) -> Mapping[str, Any]:
+def _recorded(cell: TableCell) -> Mapping[str, Any]:
     """Return the speed over that of gamma 4: both runs draw the same acceptance."""
     recorded, printed = _DATA["SSD, virtual cluster"], _reproduced()
     speeds, fitted = (recorded["speeds"][gamma] for gamma in (cell.row, _FITTED))

@@ -21,7 +21,7 @@ import numpy as np
 from specscope.engine.heads.work import Work
 from specscope.engine.simulate.profile import Profile
 from specscope.traces.facts.closed_forms import speculative_tokens
-from specscope.traces.papers.rows import Cell, Paper, bisect, numbers
+from specscope.traces.papers.rows import Paper, TableCell, bisect, numbers
 
 _DATA = numbers("parallelspec")
 _TABLE, _CLAIMS = _DATA["Table 1"], _DATA["claims"]
@@ -54,7 +54,7 @@ def _scale() -> float:
     return sum(ratios) / len(ratios)
 
 
-def _speed_up(cell: Cell) -> float:
+def _speed_up(cell: TableCell) -> float:
     name = cell.row.partition(",")[0].replace("w/ ", "").removesuffix(" +self-distillation")
     return cell.table[cell.row][_TAU] / round_cost(name.split("B ", 1)[1], large="13B" in name)
 
@@ -71,7 +71,7 @@ def _tau_by_masks(masks: int) -> float:
     return speculative_tokens(rate, masks + 1)
 
 
-def _time_by_lengths(cell: Cell) -> float:
+def _time_by_lengths(cell: TableCell) -> float:
     base, own = cell.table["accepted"]
     return base / own * round_cost("Medusa +ParallelSpec") / round_cost("Medusa")
 
@@ -94,7 +94,7 @@ def stub_round_cost(method: str, *, parallel: bool) -> float:
     return (drafting + verification) / latency("target", 1, _CONTEXT)
 
 
-def _stub(cell: Cell, kind: int, *, parallel: bool) -> Mapping[str, Any]:
+def _stub(cell: TableCell, kind: int, *, parallel: bool) -> Mapping[str, Any]:
     """Return tau or the speed-up of a row of Table 1, drawn and printed; a cell is a method's."""
     method = f"{cell.part} +ParallelSpec" if parallel else cell.part
     name = f"{cell.column} {method}, temperature {cell.row}"
@@ -104,7 +104,7 @@ def _stub(cell: Cell, kind: int, *, parallel: bool) -> Mapping[str, Any]:
     return {"full": name, "published": _TABLE[name][kind], "ours": ours, "rounds": _ROUNDS}
 
 
-def _gain(cell: Cell) -> Mapping[str, Any]:
+def _gain(cell: TableCell) -> Mapping[str, Any]:
     base, own = (_stub(cell, _AVERAGE, parallel=parallel) for parallel in (False, True))
     return {"full": base["full"]} | {key: own[key] / base[key] for key in ("published", "ours")}
 

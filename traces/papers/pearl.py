@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from specscope.engine.simulate.profile import Profile, profiles
 from specscope.traces.facts.closed_forms import pearl_tokens, speculative_tokens
 from specscope.traces.papers.pearl_speeds import (
-    Pair,
+    PublishedPair,
     assisted,
     at_printed_gamma,
     best_gamma,
@@ -27,7 +27,7 @@ from specscope.traces.papers.pearl_speeds import (
     without_post_verify,
     without_pre_verify,
 )
-from specscope.traces.papers.rows import Cell, Paper, cells, numbers
+from specscope.traces.papers.rows import Paper, TableCell, cells, numbers
 
 _DATA = numbers("pearl")
 _SD = "Speculative Decoding"
@@ -40,18 +40,18 @@ _FITS = {"HumanEval": ("Table 1", 2), "GSM8K": ("Table 2", 0), "MT-Bench": ("Tab
 """Speculative decoding's speed-up on the data of Table 6: table and column."""
 
 
-def _llama(cell: Cell) -> tuple[str, float]:
+def _llama(cell: TableCell) -> tuple[str, float]:
     """Return a table's Llama pair, and the mean of speculative decoding there."""
     return "llama-3.1-8-70" if "3.1" in cell.part else "llama-2-7-70", float(cell.table[_SD][-1])
 
 
-def _mean(cell: Cell) -> Mapping[str, Any]:
+def _mean(cell: TableCell) -> Mapping[str, Any]:
     pair = pair_of(*_llama(cell))
     name = f"{cell.part} {_SD}".strip()
     return {"ours": best_speculative(pair) if cell.row == _SD else pearl(pair), "mean": name}
 
 
-def _varying(pair: Pair, speed_up: float) -> float:
+def _varying(pair: PublishedPair, speed_up: float) -> float:
     return pearl_varying(pair, runs_of_speed(pair, speed_up))
 
 
@@ -60,27 +60,27 @@ def _run(pair: str) -> float:
     return next(cell.number or 0.0 for cell in cells(_DATA["Table 7"], "Ours") if cell.column == pair)
 
 
-def _ablation(cell: Cell) -> float:
+def _ablation(cell: TableCell) -> float:
     fit = float(_DATA["Table 2"][_SD][0]) if cell.column.startswith("llama") else None
     return _WAYS[cell.row](pair_of(cell.column, fit))
 
 
-def _of_data(cell: Cell) -> Mapping[str, Any]:
+def _of_data(cell: TableCell) -> Mapping[str, Any]:
     table, at = _FITS[cell.column]
     pair = pair_of("llama-2-7-70", float(_DATA[table][_SD][at]))
     return {"ours": pearl(pair, int(cell.row)) * 1e3 / pair.target, "table": table}
 
 
-def _competition(cell: Cell) -> Mapping[str, Any]:
+def _competition(cell: TableCell) -> Mapping[str, Any]:
     return {"published": (cell.number or 0.0) / cell.column_of("separate"), "ours": pipeline(cell.part)}
 
 
-def _ratio_of_runs(cell: Cell) -> float:
+def _ratio_of_runs(cell: TableCell) -> float:
     rate, window = pair_of(cell.column).rate, pair_of(cell.column).window
     return speculative_tokens(rate, window) / pearl_tokens(rate, window)
 
 
-def _part_of_a_step(cell: Cell) -> float:
+def _part_of_a_step(cell: TableCell) -> float:
     pair, times = pair_of(cell.column), latency(cell.column)
     parts = {
         "communication": times.communicate_us / 1e3,
@@ -91,49 +91,49 @@ def _part_of_a_step(cell: Cell) -> float:
     return parts[cell.row]
 
 
-def _idle(cell: Cell) -> float:
+def _idle(cell: TableCell) -> float:
     """Return the target's idle share, which shows Figure 1's claim that waiting ends."""
     pair = pair_of(cell.row)
     serial = best_gamma(cell.row) * pair.drafter + pair.target + pair.step
     return 1 - pair.target / (serial if cell.column == "SD" else together(pair, pair.window))
 
 
-class Step(NamedTuple):
+class PearlStep(NamedTuple):
     """A step of PEARL: tokens by which the output grows, and whether post-verify is next."""
 
     added: int
     post: bool
 
 
-def followed(chunks: Sequence[Sequence[object]], text: Sequence[object]) -> list[Step]:
+def followed(chunks: Sequence[Sequence[object]], text: Sequence[object]) -> list[PearlStep]:
     """Return the steps of PEARL (algorithm 2) for the drafts of each step and the target's text."""
-    pending, length, steps = list[object](), 0, list[Step]()
+    pending, length, steps = list[object](), 0, list[PearlStep]()
     for chunk in chunks:
         judged = [*pending, chunk[0]]
         same = [a == b for a, b in zip(judged, text[length:], strict=False)]
         right = same.index(False) if False in same else len(judged)
         pending = [*chunk[1:]] if right == len(judged) else []
-        steps.append(Step(min(right + 1, len(judged)), right == len(judged)))
+        steps.append(PearlStep(min(right + 1, len(judged)), right == len(judged)))
         length += steps[-1].added
     return steps
 
 
-def _table_9(cell: Cell) -> Step:
+def _table_9(cell: TableCell) -> PearlStep:
     table = cell.table
     return followed([draft.split() for draft in table["drafts"]], table["text"].split())[int(cell.column)]
 
 
-def _figure_3(cell: Cell) -> list[int]:
+def _figure_3(cell: TableCell) -> list[int]:
     return [step.added for step in followed(cell.table["right"], [True] * cell.table["total"])]
 
 
-def _cache_gb(cell: Cell) -> float:
+def _cache_gb(cell: TableCell) -> float:
     drafter = latency("llama-3.1-8-70").drafter
     assert drafter is not None
     return round(drafter.kv_bytes * cell.table["rows"] / 1e9, 2)
 
 
-def _over_nvlink(cell: Cell) -> float:
+def _over_nvlink(cell: TableCell) -> float:
     return round(cell.table["kv_gb"] / latency("llama-3.1-8-70").hardware.link_gb_s * 1e3, 2)
 
 
@@ -142,7 +142,7 @@ def _speeds() -> dict[str, float]:
     return {name: model.speed for models in own for name, model in models.items()}
 
 
-def _at_gamma(pair: Pair, gamma: str, *, plain: bool = False) -> float:
+def _at_gamma(pair: PublishedPair, gamma: str, *, plain: bool = False) -> float:
     return (speculative if plain else pearl)(pair, int(gamma)) * 1e3 / pair.target
 
 

@@ -29,7 +29,7 @@ _LONGEST = 64
 _DRAWS = 50
 
 
-class Pair(NamedTuple):
+class PublishedPair(NamedTuple):
     """Milliseconds of a pair, and its acceptance rate on HumanEval."""
 
     target: float
@@ -56,12 +56,12 @@ def latency(pair: str) -> Latency:
 
 
 @cache
-def pair_of(name: str, speed_up: float | None = None) -> Pair:
+def pair_of(name: str, speed_up: float | None = None) -> PublishedPair:
     """Return a pair with the rate of Table 7, or with the rate at which SD has a speed-up."""
     times = latency(name)
     assert times.drafter is not None
     step = (times.sample_us + times.communicate_us) / 1e3
-    pair = Pair(1e3 / times.target.speed, 1e3 / times.drafter.speed, step, 0.0)
+    pair = PublishedPair(1e3 / times.target.speed, 1e3 / times.drafter.speed, step, 0.0)
     table = _DATA["Table 7"]
     if speed_up is None and name in table["columns"]:
         run = table["Ours"][table["columns"].index(name)]
@@ -72,23 +72,23 @@ def pair_of(name: str, speed_up: float | None = None) -> Pair:
     return pair._replace(rate=bisect(lambda a: best_speculative(pair._replace(rate=a)), speed_up, 0, 1))
 
 
-def speculative(pair: Pair, gamma: int) -> float:
+def speculative(pair: PublishedPair, gamma: int) -> float:
     return (
         speculative_tokens(pair.rate, gamma) * pair.target / (gamma * pair.drafter + pair.target + pair.step)
     )
 
 
-def best_speculative(pair: Pair) -> float:
+def best_speculative(pair: PublishedPair) -> float:
     return max(speculative(pair, gamma) for gamma in range(1, 33))
 
 
-def pearl(pair: Pair, gamma: int = 0) -> float:
+def pearl(pair: PublishedPair, gamma: int = 0) -> float:
     """Return the speed-up of PEARL; gamma 0 is round(c)."""
     gamma = gamma or pair.window
     return pearl_tokens(pair.rate, gamma) * pair.target / together(pair, gamma)
 
 
-def without_post_verify(pair: Pair) -> float:
+def without_post_verify(pair: PublishedPair) -> float:
     """Return the speed-up without post-verify.
 
     A pre-verify step adds a token; with probability a the other gamma - 1 are verified alone.
@@ -98,7 +98,7 @@ def without_post_verify(pair: Pair) -> float:
     return tokens * pair.target / (together(pair, gamma) + rate * (pair.target + pair.step))
 
 
-def without_pre_verify(pair: Pair) -> float:
+def without_pre_verify(pair: PublishedPair) -> float:
     """Return the speed-up without pre-verify.
 
     A chunk is drafted alone after each rejection. Then each step verifies a chunk and drafts the
@@ -110,7 +110,7 @@ def without_pre_verify(pair: Pair) -> float:
     return tokens * pair.target / (steps * together(pair, gamma) + gamma * pair.drafter)
 
 
-def assisted(pair: Pair) -> float:
+def assisted(pair: PublishedPair) -> float:
     """Return the speed-up of assisted generation: 2 drafts more when all are accepted, else 1 less.
 
     The draft length is a Markov chain; its stationary shares are found by repeated steps.
@@ -130,7 +130,7 @@ def assisted(pair: Pair) -> float:
     return tokens * pair.target / time
 
 
-def together(pair: Pair, gamma: int) -> float:
+def together(pair: PublishedPair, gamma: int) -> float:
     return max(gamma * pair.drafter, pair.target) + pair.step
 
 
@@ -139,7 +139,7 @@ def best_gamma(name: str) -> int:
     return speeds[max(speeds)]
 
 
-def at_printed_gamma(pair: Pair, name: str) -> float:
+def at_printed_gamma(pair: PublishedPair, name: str) -> float:
     """Return speculative decoding's speed-up at the best gamma, of Table 14 if it has the pair."""
     if name in _DATA["Table 14"]:
         return speculative(pair, best_gamma(name))
@@ -175,7 +175,7 @@ def runs_of_mean(mean: float) -> np.ndarray:
 
 
 @cache
-def runs_of_speed(pair: Pair, speed_up: float) -> np.ndarray:
+def runs_of_speed(pair: PublishedPair, speed_up: float) -> np.ndarray:
     """Return the runs at which speculative decoding, at its best gamma, has a speed-up."""
     scarcity = bisect(
         lambda n: max(speculative_varying(pair, runs(1 / n), gamma) for gamma in range(1, 33)),
@@ -186,7 +186,7 @@ def runs_of_speed(pair: Pair, speed_up: float) -> np.ndarray:
     return runs(1 / scarcity)
 
 
-def speculative_varying(pair: Pair, lengths: np.ndarray, gamma: int) -> float:
+def speculative_varying(pair: PublishedPair, lengths: np.ndarray, gamma: int) -> float:
     """Return the speed-up of speculative decoding over texts with these runs.
 
     Whole rounds give gamma + 1 tokens of a run; one more ends with the rejection, or with a token
@@ -196,7 +196,7 @@ def speculative_varying(pair: Pair, lengths: np.ndarray, gamma: int) -> float:
     return float(tokens / rounds) * pair.target / (gamma * pair.drafter + pair.target + pair.step)
 
 
-def pearl_varying(pair: Pair, lengths: np.ndarray) -> float:
+def pearl_varying(pair: PublishedPair, lengths: np.ndarray) -> float:
     """Return the speed-up of PEARL over texts with these runs, at gamma = round(c).
 
     A run is a pre-verify step for its first token, then post-verify steps of gamma tokens, the
@@ -206,7 +206,7 @@ def pearl_varying(pair: Pair, lengths: np.ndarray) -> float:
     return float((lengths + 1).sum() / steps.sum()) * pair.target / together(pair, pair.window)
 
 
-def most_varying(pair: Pair, mean: float) -> float:
+def most_varying(pair: PublishedPair, mean: float) -> float:
     """Return the most that PEARL reaches with this mean run, whatever the pattern of acceptance.
 
     A run of n tokens takes at least 1 + n / gamma steps.

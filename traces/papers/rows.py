@@ -31,7 +31,7 @@ WITHIN = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PaperRow:
     """One published number and ours."""
 
     row: str
@@ -105,7 +105,7 @@ class Heat:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """A number of a table; `part` is its table's name where an item has several."""
 
     part: str
@@ -131,7 +131,7 @@ class Cell:
         return self.table[row][[*map(str, self.table["columns"])].index(self.column)]
 
 
-Formula = Callable[[Cell], float | Mapping[str, Any] | None]
+Formula = Callable[[TableCell], float | Mapping[str, Any] | None]
 """Our number for a cell, or a mapping with `ours`, words of texts, and what else differs."""
 
 
@@ -175,11 +175,11 @@ class Paper:
         """The tables and figures."""
         return list(self.numbers["compare"])
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[PaperRow]:
         for item in self.items:
             yield from self.rows_of(item)
 
-    def rows_of(self, item: str) -> Iterator[Row]:
+    def rows_of(self, item: str) -> Iterator[PaperRow]:
         groups = [group if isinstance(group, list) else [group] for group in self.numbers["compare"][item]]
         for source, block in groupby(groups, lambda group: _source(group[0], item)):
             lines = list(block)
@@ -193,7 +193,7 @@ class Paper:
                         if re.fullmatch(line.get("of", ".*"), cell.name)
                     )
 
-    def _row(self, item: str, cell: Cell) -> Row:
+    def _row(self, item: str, cell: TableCell) -> PaperRow:
         line = cell.line
         found = self.formulas[line["ours"]](cell) if "ours" in line else None
         told = found if isinstance(found, Mapping) else {"ours": found}
@@ -201,7 +201,7 @@ class Paper:
         words: dict[str, Any] = {**cell.others, **place, **line, **told}
         name = words.get("name", "{row}, {column}" if cell.column else "{row}").format(**words)
         how, why = self.numbers["how"][words["how"]], words.get("why")
-        return Row(
+        return PaperRow(
             name,
             told.get("published", cell.number) if words.get("printed", True) else None,
             told.get("ours"),
@@ -231,16 +231,16 @@ def numbers(key: str) -> dict[str, Any]:
     return tomllib.loads((FOLDER / f"{key}.toml").read_text(encoding="utf-8"))
 
 
-def cells(table: Mapping[str, Any], *names: str, part: str = "") -> Iterator[Cell]:
+def cells(table: Mapping[str, Any], *names: str, part: str = "") -> Iterator[TableCell]:
     """Yield the numbers of a table's rows, by default of all. Empty cells are nan."""
     for name in names or table:
         values = table[name]
         if isinstance(values, (int, float)):
-            yield Cell(part, name, "", values, table)
+            yield TableCell(part, name, "", values, table)
         elif name != "columns" and isinstance(values, list) and isinstance(values[0], (int, float)):
             for column, number in zip(table["columns"], values, strict=True):
                 if not math.isnan(number):
-                    yield Cell(part, name, str(column), number, table)
+                    yield TableCell(part, name, str(column), number, table)
 
 
 def _source(line: Mapping[str, Any], item: str) -> str:
@@ -254,13 +254,13 @@ def parts(table: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [(name, shared | part) for name, part in table.items() if isinstance(part, dict)] or [("", table)]
 
 
-def _own_cells(line: Mapping[str, Any]) -> Iterator[Cell]:
+def _own_cells(line: Mapping[str, Any]) -> Iterator[TableCell]:
     if "published" in line:
-        yield Cell("", "", "", line["published"], {})
+        yield TableCell("", "", "", line["published"], {})
     else:
         for place in product(*line["over"]):
             *part, row, column = [*map(str, place), *[""] * (len(place) == 1)]
-            yield Cell("".join(part), row, column, None, {})
+            yield TableCell("".join(part), row, column, None, {})
 
 
 def bisect(function: Callable[[float], float], wanted: float, low: float, high: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from specscope.engine.errors import UsageError, shown
 from specscope.traces.papers import dsi, easyspec, ems, outside, parallel, parallelspec, pearl
-from specscope.traces.papers.rows import WITHIN, Group, Paper, Row
+from specscope.traces.papers.rows import WITHIN, Group, Paper, PaperRow
 
 PAPERS = {
     module.PAPER.key: module.PAPER for module in (pearl, dsi, easyspec, ems, parallelspec, parallel, outside)
@@ -21,7 +21,7 @@ _LARGE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RowCounts:
     """Counts over rows; the counts of the groups add up to all rows."""
 
     counts: Mapping[Group, int]
@@ -36,7 +36,7 @@ class Summary:
     """Share of the other predicted rows within the limit."""
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Summary:
+    def of(cls, rows: Sequence[PaperRow]) -> RowCounts:
         predicted = [row for row in rows if row.predicted]
         tables = Counter((row.paper, row.item) for row in predicted)
         name, most = max(tables.items(), key=lambda table: table[1], default=(("", ""), 0))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specscope.engine.methods import METHODS
-from specscope.traces.papers.rows import WITHIN, Row
+from specscope.traces.papers.rows import WITHIN, PaperRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,18 +15,18 @@ class Trust:
     """A method's rows: predictions within the limit, and those that miss, with their reasons."""
 
     method: str
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
 
     @property
     def title(self) -> str:
         return METHODS[self.method].title
 
     @property
-    def predicted(self) -> list[Row]:
+    def predicted(self) -> list[PaperRow]:
         return [row for row in self.rows if row.predicted]
 
     @property
-    def missed(self) -> list[Row]:
+    def missed(self) -> list[PaperRow]:
         return [row for row in self.predicted if not row.hit]
 
     @property
@@ -71,9 +71,9 @@ class Trust:
         )
 
 
-def trusts(rows: Iterable[Row]) -> list[Trust]:
+def trusts(rows: Iterable[PaperRow]) -> list[Trust]:
     """Return a line for each method with predictions, the largest share within the limit first."""
-    by_method = dict[str, list[Row]]()
+    by_method = dict[str, list[PaperRow]]()
     for row in rows:
         if row.method:
             by_method.setdefault(row.method, []).append(row)
@@ -82,7 +82,7 @@ def trusts(rows: Iterable[Row]) -> list[Trust]:
     return sorted(judged, key=lambda trust: (-trust.share, -len(trust.predicted), trust.method))
 
 
-def unjudged(rows: Sequence[Row]) -> list[str]:
+def unjudged(rows: Sequence[PaperRow]) -> list[str]:
     """Return the methods without a predicted number: of those of one paper, or of all methods."""
     judged = {trust.method for trust in trusts(rows)}
     several = len({row.paper for row in rows}) > 1

@@ -7,13 +7,13 @@ from html import escape
 from itertools import groupby
 
 from specscope.engine.methods import METHODS
-from specscope.traces.papers.rows import WITHIN, Paper, Row, anchor
+from specscope.traces.papers.rows import WITHIN, Paper, PaperRow, anchor
 from specscope.traces.papers.trust import Trust, trusts, unjudged
 
 _HEAD = "".join(f"<th>{title}</th>" for title in ("method", f"within {WITHIN:.0%}", "missed", "why"))
 
 
-def trust_table(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
+def trust_table(papers: Sequence[Paper], rows: Sequence[PaperRow]) -> str:
     """Return a row per method with judged predictions; methods without any in one sentence."""
     names = {paper.key: paper.name for paper in papers}
     lines = "".join(_line(trust, names) for trust in trusts(rows))

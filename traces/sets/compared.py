@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from specscope.traces.sets.figures import SetView, part_of, split, view_of
-from specscope.traces.sets.members import Member
+from specscope.traces.sets.members import SetMember
 from specscope.traces.sets.sentences import interval, plural, sentences
 
 MOST_SETS = 8
@@ -36,7 +36,7 @@ class ComparedView(TypedDict):
     sentences: list[str]
 
 
-class Told(SetView):
+class ToldSet(SetView):
     """A set with its sentences."""
 
     sentences: list[str]
@@ -45,7 +45,7 @@ class Told(SetView):
 class SetsView(TypedDict):
     """The sets of some runs."""
 
-    sets: list[Told]
+    sets: list[ToldSet]
     left_out: int
     """Settings beyond `MOST_SETS`."""
     note: str
@@ -53,7 +53,7 @@ class SetsView(TypedDict):
     compared: list[ComparedView]
 
 
-def sets_of(groups: Sequence[Sequence[Member]]) -> SetsView:
+def sets_of(groups: Sequence[Sequence[SetMember]]) -> SetsView:
     """Return the sets of groups of members, each split where settings differ."""
     found = [
         (f"{number}: {name}" if len(groups) > 1 else name, members)
@@ -61,7 +61,7 @@ def sets_of(groups: Sequence[Sequence[Member]]) -> SetsView:
         for name, members in split(_once(group))
     ]
     shown = found[:MOST_SETS]
-    views: list[Told] = []
+    views: list[ToldSet] = []
     for name, members in shown:
         view = view_of(name, members)
         views.append({**view, "sentences": sentences(view, members)})
@@ -73,7 +73,7 @@ def sets_of(groups: Sequence[Sequence[Member]]) -> SetsView:
     }
 
 
-def _once(members: Sequence[Member]) -> list[Member]:
+def _once(members: Sequence[SetMember]) -> list[SetMember]:
     """Return members without those that are named twice: a run given by id and by its set."""
     return list({(m.run, m.part): m for m in members}.values())
 
@@ -82,7 +82,7 @@ def _mixed(names: Sequence[str]) -> str:
     return f"{plural(len(names), 'setting')} are mixed; they are not pooled: each is a set of its own."
 
 
-def _compared(sets: Sequence[tuple[str, list[Member]]]) -> list[ComparedView]:
+def _compared(sets: Sequence[tuple[str, list[SetMember]]]) -> list[ComparedView]:
     if len(sets) < 2:
         return []
     baseline = next((one for one in sets if all(m.drafted == 0 for m in one[1])), sets[0])
@@ -93,7 +93,7 @@ def _compared(sets: Sequence[tuple[str, list[Member]]]) -> list[ComparedView]:
     ]
 
 
-def _against(one: tuple[str, list[Member]], baseline: tuple[str, list[Member]]) -> ComparedView:
+def _against(one: tuple[str, list[SetMember]], baseline: tuple[str, list[SetMember]]) -> ComparedView:
     mine, theirs, note = _common(one[1], baseline[1])
     whole = _ratio("all", mine, theirs)
     names = sorted({m.category for m in mine} & {m.category for m in theirs} - {""})
@@ -117,7 +117,7 @@ def _against(one: tuple[str, list[Member]], baseline: tuple[str, list[Member]]) 
     }
 
 
-def _common(mine: list[Member], theirs: list[Member]) -> tuple[list[Member], list[Member], str]:
+def _common(mine: list[SetMember], theirs: list[SetMember]) -> tuple[list[SetMember], list[SetMember], str]:
     """Return the members of the same prompts or names, if both sets tell these; else all."""
     known = [{m.same for m in some if m.same is not None} for some in (mine, theirs)]
     if any(m.same is None for m in (*mine, *theirs)):
@@ -130,7 +130,7 @@ def _common(mine: list[Member], theirs: list[Member]) -> tuple[list[Member], lis
     return found[0], found[1], f"{plural(left, 'request')} of only one of them left out." if left else ""
 
 
-def _ratio(name: str, mine: Sequence[Member], theirs: Sequence[Member]) -> Against:
+def _ratio(name: str, mine: Sequence[SetMember], theirs: Sequence[SetMember]) -> Against:
     a, b = part_of(name, mine, steps=_stepped(mine)), part_of(name, theirs, steps=_stepped(theirs))
     return {
         "name": name,
@@ -142,7 +142,7 @@ def _ratio(name: str, mine: Sequence[Member], theirs: Sequence[Member]) -> Again
     }
 
 
-def _stepped(members: Sequence[Member]) -> bool:
+def _stepped(members: Sequence[SetMember]) -> bool:
     return any(m.drafts is None for m in members)
 
 
@@ -161,7 +161,7 @@ def _printed(whole: Against) -> str:
     return f"By the mean of each request's tokens/s, which Spec-Bench and EAGLE print, it is {mean:.2f}×."
 
 
-def _step(mine: Sequence[Member], theirs: Sequence[Member]) -> str:
+def _step(mine: Sequence[SetMember], theirs: Sequence[SetMember]) -> str:
     """Return what a step costs in steps of the other set, and what it brings."""
     costs: list[float] = []
     for some in (mine, theirs):
@@ -176,7 +176,7 @@ def _step(mine: Sequence[Member], theirs: Sequence[Member]) -> str:
     )
 
 
-def _accepts(mine: Sequence[Member], theirs: Sequence[Member], name: str) -> str:
+def _accepts(mine: Sequence[SetMember], theirs: Sequence[SetMember], name: str) -> str:
     """Return the acceptance lengths of two sets that both draft."""
     parts = [part_of("", some, steps=_stepped(some)) for some in (mine, theirs)]
     a, b = (part["length"] for part in parts)

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple, TypedDict
 
 from specscope.traces.facts.requests import percentile
-from specscope.traces.sets.members import Member
+from specscope.traces.sets.members import SetMember
 
 Z = 1.96
 _T = (12.71, 4.30, 3.18, 2.78)
@@ -30,7 +30,7 @@ WIDE = 32
 """Ratio of the longest to the shortest prompt from which on bins span a factor of 4, not 2."""
 
 
-class Figure(TypedDict):
+class Mean(TypedDict):
     """A mean with its interval; null is unknown."""
 
     value: float | None
@@ -38,7 +38,7 @@ class Figure(TypedDict):
     high: float | None
 
 
-class Part(TypedDict):
+class SetPart(TypedDict):
     """The figures of some requests of a set."""
 
     name: str
@@ -46,9 +46,9 @@ class Part(TypedDict):
     requests: int
     """Those that drafted."""
     rounds: int
-    length: Figure
+    length: Mean
     """Acceptance length: (accepted + rounds) / rounds, of all rounds."""
-    mean: Figure
+    mean: Mean
     """Mean of the requests' acceptance lengths."""
     rate: float | None
     """Accepted / drafted tokens, of all."""
@@ -87,12 +87,12 @@ class SetView(TypedDict):
     """Whether rounds are the target's forwards, as verifications of drafts are not counted."""
     longest: tuple[int, int] | None
     """Least and most tokens of the requests' longest drafts."""
-    whole: Part
+    whole: SetPart
     percentiles: dict[str, float]
     """p10, p50, p90 of the requests' acceptance lengths."""
-    categories: list[Part]
-    prompts: list[Part]
-    times: list[Part]
+    categories: list[SetPart]
+    prompts: list[SetPart]
+    times: list[SetPart]
     worst: list[One]
     best: list[One]
 
@@ -100,7 +100,7 @@ class SetView(TypedDict):
 class Counted(NamedTuple):
     """A member with known counts; `n` rounds."""
 
-    member: Member
+    member: SetMember
     n: int
     accepted: int
 
@@ -109,9 +109,9 @@ class Counted(NamedTuple):
         return 1 + self.accepted / self.n
 
 
-def split(members: Iterable[Member]) -> list[tuple[str, list[Member]]]:
+def split(members: Iterable[SetMember]) -> list[tuple[str, list[SetMember]]]:
     """Return the members by setting, each list with the name of what differs."""
-    found: dict[tuple[tuple[str, str], ...], list[Member]] = {}
+    found: dict[tuple[tuple[str, str], ...], list[SetMember]] = {}
     for member in members:
         found.setdefault(member.setting, []).append(member)
     settings = [dict(setting) for setting in found]
@@ -121,18 +121,18 @@ def split(members: Iterable[Member]) -> list[tuple[str, list[Member]]]:
     return list(zip(names, found.values(), strict=True))
 
 
-def by_steps(members: Sequence[Member]) -> bool:
+def by_steps(members: Sequence[SetMember]) -> bool:
     """Return whether only the target's forwards are known of some that drafted."""
     return any(m.drafts is None and m.steps is not None for m in members)
 
 
-def counted(members: Sequence[Member], *, steps: bool) -> list[Counted]:
+def counted(members: Sequence[SetMember], *, steps: bool) -> list[Counted]:
     """Return the members with counts that have a round."""
     rounds = ((m, m.steps if steps else m.drafts) for m in members)
     return [Counted(m, n, m.accepted) for m, n in rounds if n and m.accepted is not None and m.drafted != 0]
 
 
-def view_of(name: str, members: Sequence[Member]) -> SetView:
+def view_of(name: str, members: Sequence[SetMember]) -> SetView:
     """Return the figures of members of one setting; there is at least one."""
     steps = by_steps(members)
     rows = counted(members, steps=steps)
@@ -161,7 +161,7 @@ def view_of(name: str, members: Sequence[Member]) -> SetView:
     }
 
 
-def part_of(name: str, members: Sequence[Member], *, steps: bool) -> Part:
+def part_of(name: str, members: Sequence[SetMember], *, steps: bool) -> SetPart:
     rows = counted(members, steps=steps)
     drafted = [m for m in (row.member for row in rows) if m.drafted]
     timed = [m for m in members if m.tokens is not None and m.seconds]
@@ -184,7 +184,7 @@ def part_of(name: str, members: Sequence[Member], *, steps: bool) -> Part:
     }
 
 
-def pooled(rows: Sequence[Counted]) -> Figure:
+def pooled(rows: Sequence[Counted]) -> Mean:
     """Return the acceptance length of all rounds, with its interval.
 
     Between requests: the deviation of a ratio of sums. It is not smaller than that of as many
@@ -219,14 +219,14 @@ def _inside(rows: Sequence[Counted], total: int) -> float | None:
     return sqrt(max(1.0, variance) * total / max(1, total - len(rows))) / total
 
 
-def _mean(values: Sequence[float]) -> Figure:
+def _mean(values: Sequence[float]) -> Mean:
     if not values:
         return {"value": None, "low": None, "high": None}
     half = t(len(values) - 1) * stdev(values) / sqrt(len(values)) if len(values) >= FEW else None
     return _around(fmean(values), half)
 
 
-def _around(value: float, half: float | None, most: float | None = None) -> Figure:
+def _around(value: float, half: float | None, most: float | None = None) -> Mean:
     """Return a figure with its interval, which is within 1 and `most`."""
     if half is None:
         return {"value": value, "low": None, "high": None}
@@ -241,8 +241,8 @@ def t(freedom: float) -> float:
     return Z + (Z**3 + Z) / (4 * freedom) + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * freedom**2)
 
 
-def by_category(members: Sequence[Member], *, steps: bool) -> list[Part]:
-    found: dict[str, list[Member]] = {}
+def by_category(members: Sequence[SetMember], *, steps: bool) -> list[SetPart]:
+    found: dict[str, list[SetMember]] = {}
     for member in members:
         found.setdefault(member.category, []).append(member)
     if len(found) < 2 and "" in found:
@@ -250,14 +250,14 @@ def by_category(members: Sequence[Member], *, steps: bool) -> list[Part]:
     return [part_of(name or "without a category", some, steps=steps) for name, some in sorted(found.items())]
 
 
-def by_prompt(members: Sequence[Member], *, steps: bool) -> list[Part]:
+def by_prompt(members: Sequence[SetMember], *, steps: bool) -> list[SetPart]:
     """Return the members by the length of the prompt; empty if all lengths are in one bin."""
     known = [(m.prompt, m) for m in members if m.prompt]
     if not known:
         return []
     least, most = min(n for n, _ in known), max(n for n, _ in known)
     factor = 2 if most > WIDE * least else 1
-    found: dict[int, list[Member]] = {}
+    found: dict[int, list[SetMember]] = {}
     for n, member in known:
         found.setdefault(int(log2(n) / factor), []).append(member)
     if len(found) < 2:
@@ -266,20 +266,20 @@ def by_prompt(members: Sequence[Member], *, steps: bool) -> list[Part]:
     return [part_of(names[at], found[at], steps=steps) for at in sorted(found)]
 
 
-def by_time(members: Sequence[Member]) -> list[tuple[str, list[Member]]]:
+def by_time(members: Sequence[SetMember]) -> list[tuple[str, list[SetMember]]]:
     """Return the members of one clock by stretches of time; empty if they are of several clocks."""
     known = sorted(((m.start, m) for m in members if m.start is not None), key=lambda one: one[0])
     if len({m.clock for _, m in known}) != 1 or known[0][0] == known[-1][0]:
         return []
     first, last = known[0][0], known[-1][0]
     width = (last - first) / BINS
-    found: dict[int, list[Member]] = {}
+    found: dict[int, list[SetMember]] = {}
     for start, member in known:
         found.setdefault(min(BINS - 1, int((start - first) / width)), []).append(member)
     return [(_moment(some, last - first), some) for _, some in sorted(found.items())]
 
 
-def _moment(members: Sequence[Member], span: float) -> str:
+def _moment(members: Sequence[SetMember], span: float) -> str:
     """Return the time of the first of some members: its clock's, or seconds since the start."""
     first = members[0]
     if first.clock == "utc":
@@ -291,11 +291,11 @@ def _moment(members: Sequence[Member], span: float) -> str:
     return first.name if first.noun == "window" else f"{first.start:,.0f} s"
 
 
-def _drafted_nothing(member: Member) -> bool:
+def _drafted_nothing(member: SetMember) -> bool:
     return member.accepted is not None and (member.drafted == 0 or member.drafts == 0)
 
 
-def _repeated(members: Sequence[Member]) -> int:
+def _repeated(members: Sequence[SetMember]) -> int:
     known = [m.same for m in members if m.same is not None]
     return len(known) - len(set(known))
 

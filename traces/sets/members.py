@@ -41,7 +41,7 @@ _CLOCKED = ("a log of", "iterations of")
 """Sources whose windows have the times of a clock; others are put one after another."""
 
 
-class Member(NamedTuple):
+class SetMember(NamedTuple):
     """A request, or a window of a log. None is unknown."""
 
     run: str
@@ -77,7 +77,7 @@ class Member(NamedTuple):
     done: bool = True
 
 
-def members_of(traces: Iterable[Trace]) -> Iterator[Member]:
+def members_of(traces: Iterable[Trace]) -> Iterator[SetMember]:
     """Yield the members of runs, of which `Store.outlines` has all that is read."""
     for trace in traces:
         found = origin(trace.header)
@@ -89,7 +89,7 @@ def members_of(traces: Iterable[Trace]) -> Iterator[Member]:
             yield from _of_rounds(trace, found)
 
 
-def _of_windows(trace: Trace, found: Imported | None) -> Iterator[Member]:
+def _of_windows(trace: Trace, found: Imported | None) -> Iterator[SetMember]:
     header, source = trace.header, found.source if found else ""
     noun = next((noun for start, noun in _NOUNS.items() if source.startswith(start)), "window")
     timed = noun == "window" or source.startswith(_CLOCKED)
@@ -97,7 +97,7 @@ def _of_windows(trace: Trace, found: Imported | None) -> Iterator[Member]:
     for number, row in enumerate(counted.whole_windows(trace.windows)):
         category, _, name = row.label.rpartition(JOINT)
         length, kept = lengths.get(number, -1), counted.histogram([row])
-        yield Member(
+        yield SetMember(
             header.run_id,
             number,
             name or f"{noun} {number + 1}",
@@ -120,12 +120,12 @@ def _counts_of(row: Window) -> dict[str, Any]:
     return {name: getattr(row, name) for name in names} | made
 
 
-def _of_counts(header: Header, found: Imported) -> Member:
+def _of_counts(header: Header, found: Imported) -> SetMember:
     """Return a request, or a summary of many, of which the totals are known."""
     counts = found.counts
     assert counts is not None
     noun = "request" if header.prompts else "summary"
-    return Member(
+    return SetMember(
         **_of_run(header, found, None, noun),
         drafts=counts.steps,
         drafted=counts.drafted,
@@ -135,7 +135,7 @@ def _of_counts(header: Header, found: Imported) -> Member:
     )
 
 
-def _of_rounds(trace: Trace, found: Imported | None) -> Iterator[Member]:
+def _of_rounds(trace: Trace, found: Imported | None) -> Iterator[SetMember]:
     header = trace.header
     rounds: dict[int, list[Round]] = {i: [] for i in range(len(header.prompts))}
     for row in trace.rounds:
@@ -144,9 +144,9 @@ def _of_rounds(trace: Trace, found: Imported | None) -> Iterator[Member]:
     timed = decode_window(trace)[0], of_prefill(trace, before=True)
     for i, rows in rounds.items():
         facts = _of_run(header, found, i if len(rounds) > 1 else None, "request")
-        yield Member(**facts, done=trace.status == "done", **(_sums(rows, *timed) if known else {}))
+        yield SetMember(**facts, done=trace.status == "done", **(_sums(rows, *timed) if known else {}))
     if not rounds:
-        yield Member(**_of_run(header, found, None, "summary"))
+        yield SetMember(**_of_run(header, found, None, "summary"))
 
 
 def _sums(rows: list[Round], start: int, prefills: Collection[tuple[int, int]]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from specscope.traces.judge.health import of_windows
 from specscope.traces.sets.figures import FEW, Z, by_time
 
 if TYPE_CHECKING:
-    from specscope.traces.sets.figures import Figure, Part, SetView
-    from specscope.traces.sets.members import Member
+    from specscope.traces.sets.figures import Mean, SetPart, SetView
+    from specscope.traces.sets.members import SetMember
 
 APART = 0.02
 """Share of the pooled acceptance length from which on its difference to the mean is named."""
@@ -32,7 +32,7 @@ MEANS = {
 AVERAGED = "an average of what was printed is the mean."
 
 
-def sentences(view: SetView, members: Sequence[Member]) -> list[str]:
+def sentences(view: SetView, members: Sequence[SetMember]) -> list[str]:
     """Return what a set's figures say, the most important first."""
     found = [
         _lengths(view),
@@ -54,7 +54,7 @@ def many(noun: str) -> str:
     return f"{noun}es" if noun.endswith("ch") else f"{noun}s"
 
 
-def interval(figure: Figure) -> str:
+def interval(figure: Mean) -> str:
     """Return a figure with its interval, if it is known."""
     if figure["value"] is None:
         return "unknown"
@@ -88,7 +88,7 @@ def _both(view: SetView) -> str:
     )
 
 
-def _decay(parts: Sequence[Part]) -> str:
+def _decay(parts: Sequence[SetPart]) -> str:
     """Return that acceptance falls or rises with the length of the prompt; empty if it does not."""
     pairs = [(a, b) for i, a in enumerate(parts) for b in parts[i + 1 :] if _differ(a["length"], b["length"])]
     if not pairs:
@@ -104,11 +104,11 @@ def _decay(parts: Sequence[Part]) -> str:
     )
 
 
-def _value(part: Part) -> float:
+def _value(part: SetPart) -> float:
     return part["length"]["value"] or 0.0
 
 
-def _differ(a: Figure, b: Figure) -> bool:
+def _differ(a: Mean, b: Mean) -> bool:
     """Return whether two figures differ by more than chance and by enough to matter."""
     errors = [
         (f["high"] - f["value"]) / Z if f["high"] is not None and f["value"] is not None else None
@@ -122,7 +122,7 @@ def _differ(a: Figure, b: Figure) -> bool:
     )
 
 
-def _over_time(view: SetView, members: Sequence[Member]) -> str:
+def _over_time(view: SetView, members: Sequence[SetMember]) -> str:
     """Return that nothing was accepted for a time, with its times; empty if nothing is suspect."""
     rows = by_time(members)
     if note := of_windows([_window(i, name, some) for i, (name, some) in enumerate(rows)]):
@@ -140,7 +140,7 @@ def _over_time(view: SetView, members: Sequence[Member]) -> str:
     )
 
 
-def _window(number: int, name: str, members: Sequence[Member]) -> Window:
+def _window(number: int, name: str, members: Sequence[SetMember]) -> Window:
     def total(key: str) -> int | None:
         counts = [getattr(m, key) for m in members]
         return None if None in counts else sum(counts)

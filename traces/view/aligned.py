@@ -51,7 +51,7 @@ class AlignedPart(TypedDict):
     rows: list[PartRow]
 
 
-class Output(NamedTuple):
+class AlignedOutput(NamedTuple):
     """A run's header, and the ids of the tokens of one of its sequences."""
 
     header: Header
@@ -61,17 +61,17 @@ class Output(NamedTuple):
 def aligned(traces: Sequence[Trace]) -> list[AlignedView]:
     if len(traces) < 2:
         return []
-    outputs = [Output(trace.header, trace.token_ids) for trace in traces]
+    outputs = [AlignedOutput(trace.header, trace.token_ids) for trace in traces]
     return [
         {"rows": aligned_rows(outputs, sequence)} for sequence in range(len(outputs[0].header.prompt_ids))
     ]
 
 
-def aligned_rows(outputs: Sequence[Output], sequence: int) -> list[RowView]:
+def aligned_rows(outputs: Sequence[AlignedOutput], sequence: int) -> list[RowView]:
     return [_row(output, outputs[0], sequence) for output in outputs]
 
 
-def _row(output: Output, reference: Output, sequence: int) -> RowView:
+def _row(output: AlignedOutput, reference: AlignedOutput, sequence: int) -> RowView:
     def refused(reason: str) -> RowView:
         return {"sequence": -1, "same": 0, "reason": reason}
 

@@ -9,7 +9,7 @@ from specscope.traces.view import row_of, section
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.judge.audit import Part
+    from specscope.traces.judge.audit import AuditPart
 
 
 class PartView(TypedDict):
@@ -52,6 +52,6 @@ def audit_view(*traces: Trace) -> AuditView | None:
     }
 
 
-def _view(part: Part) -> PartView:
+def _view(part: AuditPart) -> PartView:
     numbers = {name: round(getattr(part, name), 2) for name in ("low", "high", "deviation")}
     return row_of(PartView, part, **numbers, z=None if part.z is None else round(part.z, 2))

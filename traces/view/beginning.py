@@ -9,7 +9,7 @@ from specscope.engine.trace.events import LISTS
 from specscope.traces.facts.waiting import timeline, working_devices
 from specscope.traces.view import all_sections
 from specscope.traces.view.aligned import aligned
-from specscope.traces.view.document import Document, RunView, sections
+from specscope.traces.view.document import RunView, ViewDocument, sections
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,9 @@ def end_of(traces: Sequence[Trace], spans: int) -> int:
     return ends[min(spans, len(ends)) - 1] if ends else 0
 
 
-def of_beginning(document: Document, traces: Sequence[Trace], end: int, *, redact_prompt: bool) -> Document:
+def of_beginning(
+    document: ViewDocument, traces: Sequence[Trace], end: int, *, redact_prompt: bool
+) -> ViewDocument:
     """Return the document of these runs with the rows until `end` only."""
     cuts = [beginning(trace, end) for trace in traces]
     whole = [name for name, section in all_sections().items() if section.whole]
@@ -50,4 +52,4 @@ def of_beginning(document: Document, traces: Sequence[Trace], end: int, *, redac
         kept = {name: cast("dict[str, Any]", run)[name] for name in (*WHOLE, *whole)}
         runs.append(cast("RunView", {**run, **found, **kept}))
     axis = document["axis"] | {"max": max((run["to"] for run in runs), default=0.0)}
-    return cast("Document", {**document, "axis": axis, "aligned": aligned(cuts), "runs": runs})
+    return cast("ViewDocument", {**document, "axis": axis, "aligned": aligned(cuts), "runs": runs})

@@ -47,7 +47,7 @@ the step or in it; `padded`: rows that the vanilla method adds to a batch; `unkn
 origin or fate the trace does not have."""
 
 
-class CacheView(TypedDict):
+class KvCacheView(TypedDict):
     """One sequence's rows in the cache of a model on a device."""
 
     label: str
@@ -61,7 +61,7 @@ class CacheView(TypedDict):
 
 
 @section("caches", "KV caches")
-def caches(trace: Trace, around: Around = WHOLE) -> list[CacheView]:
+def caches(trace: Trace, around: Around = WHOLE) -> list[KvCacheView]:
     """Return the caches whose rows the trace determines; none without the rows of each forward.
 
     A model without a forward that found cached rows is left out, as is the drafter of a batch:
@@ -80,7 +80,7 @@ def caches(trace: Trace, around: Around = WHOLE) -> list[CacheView]:
         if known and span.kind in (*FORWARDS, "prefill", "communicate") and span.rank == 0:
             slots.setdefault((span.model, span.device), []).append(span)
     labels, clock = {d.name: d.label for d in trace.header.devices}, decoding_clock(trace)
-    found: list[CacheView] = []
+    found: list[KvCacheView] = []
     for (model, device), spans in sorted(slots.items(), key=lambda slot: slot[0][0] != "target"):
         if any(span.context for span in spans):
             spans.sort(key=lambda s: (s.start, s.id))
@@ -187,7 +187,7 @@ class _Rows:
             self.add("unknown", length - self.length)
 
 
-def _batch(trace: Trace, around: Around) -> list[CacheView]:
+def _batch(trace: Trace, around: Around) -> list[KvCacheView]:
     shared = packings(trace, around)
     device = {span.id: span.device for span in trace.spans}
     labels = {d.name: d.label for d in trace.header.devices}
@@ -195,7 +195,7 @@ def _batch(trace: Trace, around: Around) -> list[CacheView]:
     for packing in shared:
         for share in packing["shares"]:
             by_sequence.setdefault(share["sequence"], []).append((packing, share))
-    found: list[CacheView] = []
+    found: list[KvCacheView] = []
     for sequence, own in sorted(by_sequence.items()):
         rows = list(_shares(own))
         if around.until is not None:
@@ -219,7 +219,7 @@ def _shares(own: list[tuple[PackingView, ShareView]]) -> Iterator[tuple[int, dic
 
 def _view(
     label: str, model: str, sequence: int, times: list[float], rows: list[tuple[int, dict[str, int]]]
-) -> CacheView:
+) -> KvCacheView:
     columns = {state: [counts[state] for _, counts in rows] for state in STATES}
     return {
         "label": label,

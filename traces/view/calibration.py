@@ -10,7 +10,7 @@ from specscope.traces.view.tokens import short
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.facts.calibration import Calibration
+    from specscope.traces.facts.calibration import PlaceCalibration
 
 
 class BinColumns(TypedDict):
@@ -47,7 +47,7 @@ def calibration_views(trace: Trace) -> list[CalibrationView]:
     return [_view(one) for one in calibrations(trials(trace))]
 
 
-def _view(one: Calibration) -> CalibrationView:
+def _view(one: PlaceCalibration) -> CalibrationView:
     names = ("q", "expected", "least", "most")
     columns = {name: [short(getattr(b, name)) for b in one.bins] for name in names}
     means = {name: short(getattr(one, name)) for name in ("q", "expected", "error")}

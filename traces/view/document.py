@@ -1,4 +1,4 @@
-"""The viewer's document: `view_model(traces)` makes a `Document`."""
+"""The viewer's document: `view_model(traces)` makes a `ViewDocument`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specscope.traces.facts.places import has_trees
 from specscope.traces.facts.settings import config_text, drafter_text, planned_text, policy_text, shown_config
 from specscope.traces.facts.waiting import WHOLE, Around, Timeline, decoding_clock, timeline, working_devices
 from specscope.traces.judge.race import Racer, Spread, race_line, racers_of, spread, winners
-from specscope.traces.judge.verdict import Verdict, verdict
+from specscope.traces.judge.verdict import RunVerdict, verdict
 from specscope.traces.view import all_sections
 from specscope.traces.view.aligned import AlignedView, aligned, equal_tokens
 from specscope.traces.view.audit import AuditView
@@ -103,9 +103,9 @@ class Compared(TypedDict):
     """A run's figures, and how it compares with its baseline."""
 
     baseline: bool
-    """Whether it drafts nothing and runs are compared with it, see `traces.comparable`."""
+    """Whether it drafts nothing and runs are compared with it, see `traces.facts.comparable`."""
     fastest: bool
-    """Whether its speed-up is set bold, see `traces.race.winners`."""
+    """Whether its speed-up is set bold, see `traces.judge.race.winners`."""
     over: str | None
     """Id of the run's baseline; null without one."""
     reason: str
@@ -116,7 +116,7 @@ class Compared(TypedDict):
     figures: dict[str, str]
     passes: Spread | None
     """The speeds of all passes; the other figures are the drawn pass's. Null for one pass."""
-    verdict: Verdict
+    verdict: RunVerdict
     """How fast the run is, why, and what would help. Redacted, it names no run to start."""
     identity: IdentityView | None
     best: BestView | None
@@ -127,20 +127,20 @@ class RunView(Heading, Sections, Compared):
     """A run."""
 
 
-class Axis(TypedDict):
+class TimeAxis(TypedDict):
     """The first and the last time of all runs."""
 
     min: float
     max: float
 
 
-class Document(TypedDict):
+class ViewDocument(TypedDict):
     """Everything that the viewer shows."""
 
     model: int
     state: str
     """`empty` without runs, `live` while one of them is in progress, else `ready`."""
-    axis: Axis
+    axis: TimeAxis
     clocks: list[str]
     figures: list[FigureView]
     aligned: list[AlignedView]
@@ -152,7 +152,7 @@ class Document(TypedDict):
 
 def view_model(
     traces: Sequence[Trace], passes: Sequence[Sequence[Trace]] = (), *, redact_prompt: bool = False
-) -> Document:
+) -> ViewDocument:
     """Return the document of these runs, as plain JSON values.
 
     Args:

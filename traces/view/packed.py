@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from specscope.engine.trace.events import Event
-    from specscope.traces.view.document import Document
+    from specscope.traces.view.document import ViewDocument
 
 OBJECTS = ("tokens", "ghosts", "rounds", "lengths")
 
 
-def packed(document: Document | Mapping[str, Any]) -> dict[str, Any]:
+def packed(document: ViewDocument | Mapping[str, Any]) -> dict[str, Any]:
     return {**document, "runs": [packed_run(run) for run in document["runs"]]}
 
 

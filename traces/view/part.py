@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specscope.engine.trace.events import Device
-    from specscope.traces.database.windows import Bins, Extent, Window
+    from specscope.traces.database.windows import Bins, Extent, RunWindow
 
 PIECEMEAL = ("tokens", "ghosts", "rounds")
 """Rows with a time that are cut to the window, as those of timed sections are."""
@@ -42,7 +42,7 @@ class BinsView(TypedDict):
     tokens: list[int]
 
 
-def part_document(parts: Sequence[tuple[Window, Extent]]) -> dict[str, Any]:
+def part_document(parts: Sequence[tuple[RunWindow, Extent]]) -> dict[str, Any]:
     """Return the document of these parts; `packed` takes it.
 
     The figures, and whatever else needs a whole run, are empty.
@@ -59,7 +59,7 @@ def part_document(parts: Sequence[tuple[Window, Extent]]) -> dict[str, Any]:
     }
 
 
-def part_run(part: Window, size: Extent) -> dict[str, Any]:
+def part_run(part: RunWindow, size: Extent) -> dict[str, Any]:
     return {
         **heading(part.trace, False),
         **part_sections(part, size),
@@ -79,7 +79,7 @@ def part_run(part: Window, size: Extent) -> dict[str, Any]:
     }
 
 
-def part_sections(part: Window, size: Extent) -> dict[str, Any]:
+def part_sections(part: RunWindow, size: Extent) -> dict[str, Any]:
     trace, clock = part.trace, decoding_clock(part.trace)
     if part.high < size.end:  # after the last span that was read, the waits are not known
         part = part._replace(high=min(part.high, decode_window(trace)[1]))
@@ -92,7 +92,7 @@ def part_sections(part: Window, size: Extent) -> dict[str, Any]:
     return {**rows, **inside, "headline": [], "part": {"from": low, "to": high}}
 
 
-def _count(tokens: list[dict[str, Any]], part: Window, clock: Any) -> None:
+def _count(tokens: list[dict[str, Any]], part: RunWindow, clock: Any) -> None:
     """Number the tokens as in the whole run, and count their gaps from the commits before."""
     firsts: dict[int, float] = {}
     for token in tokens:
@@ -102,12 +102,12 @@ def _count(tokens: list[dict[str, Any]], part: Window, clock: Any) -> None:
             token["gap"] = round(token["t"] - clock(part.around.last[token["sequence"]]), 3)
 
 
-def _devices(part: Window, size: Extent) -> list[Device]:
+def _devices(part: RunWindow, size: Extent) -> list[Device]:
     """Return the devices with a track in the whole run."""
     return [d for d in part.trace.header.devices if "target" in d.role or d.name in size.working]
 
 
-def _clipped(known: Timeline, part: Window) -> Timeline:
+def _clipped(known: Timeline, part: RunWindow) -> Timeline:
     """Cut waits and band to the part: outside of it the spans are not known."""
     low, high = part.low, part.high
     waits = [w._replace(start=max(low, w.start), end=min(high, w.end)) for w in known.waits]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from specscope.engine.trace.events import Decision
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.whatif.recording import Recording
+    from specscope.traces.whatif.recording import RecordedRun
     from specscope.traces.whatif.script import Script
 
 
@@ -62,7 +62,7 @@ def outcome(script: Script, replay: Trace) -> Outcome:
     return Outcome(decided, len(tests) - decided, differs, notes)
 
 
-def _same_text(recording: Recording, replay: Trace) -> list[int | None]:
+def _same_text(recording: RecordedRun, replay: Trace) -> list[int | None]:
     """Return the index of the first token of each output that a real run would draw anew, or None.
 
     A token has the same draws if both runs test a draft for it by rule 1, or neither does.
@@ -89,7 +89,7 @@ def _is_test(d: Decision) -> bool:
     return d.node >= 0 and d.outcome in ("accepted", "rejected")
 
 
-def _assumed(recording: Recording, replay: Trace, differs: int | None) -> Iterator[str]:
+def _assumed(recording: RecordedRun, replay: Trace, differs: int | None) -> Iterator[str]:
     if differs is not None:
         yield (
             f"A real run would draw another text from token {differs + 1} on: the recorded text is one sample, and so "

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from specscope.engine.methods import Method
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.whatif.recording import Recording
+    from specscope.traces.whatif.recording import RecordedRun
 
 
-def check_method(recording: Recording, method: Method, config: Mapping[str, Any]) -> None:
+def check_method(recording: RecordedRun, method: Method, config: Mapping[str, Any]) -> None:
     cfg = method.configure(config)
     layout = method.layout(cfg)
     if layout.head:
@@ -41,7 +41,7 @@ def check_method(recording: Recording, method: Method, config: Mapping[str, Any]
             raise UsageError(f"{s.name} is a text, and a recording has no tokenizer: leave it empty")
 
 
-def check_drafts(recording: Recording, replay: Trace) -> None:
+def check_drafts(recording: RecordedRun, replay: Trace) -> None:
     title = replay.header.title
     if replay.pooled:
         raise UsageError(

@@ -37,7 +37,7 @@ SHORTEST = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ForwardTime:
     """The time of a model's forward."""
 
     forwards: int
@@ -61,8 +61,8 @@ class OwnTimes:
     run: str
     devices: tuple[str, ...]
     recorded: bool
-    target: Line
-    drafter: Line | None
+    target: ForwardTime
+    drafter: ForwardTime | None
     target_width: int
     """Devices of one forward."""
     drafter_width: int
@@ -82,7 +82,7 @@ class OwnTimes:
         latencies = {kind: latency}
         return Profile(name, name, name, kind, self.devices, hardware, {}, {}, latencies)
 
-    def _model(self, title: str, line: Line, width: int, after: float) -> Model:
+    def _model(self, title: str, line: ForwardTime, width: int, after: float) -> Model:
         def us(rows: float, context: float, batch: float) -> float:
             return after + line(rows, context, batch)
 
@@ -183,13 +183,13 @@ def check_method(own: OwnTimes, method: Method, config: Mapping[str, Any]) -> No
         )
 
 
-def _text(model: str, line: Line) -> str:
+def _text(model: str, line: ForwardTime) -> str:
     row = f", {line.more / 1e3:.2f} ms each further row" if line.more >= 5 else ""
     rows = f"{line.rows:.3g} row{'s' * (line.rows != 1)}"
     return f"{line.us / 1e3:.1f} ms per {model} forward (the mean of {line.forwards}; {rows}{row})"
 
 
-def _line(spans: Sequence[Span], more_us: float, singles: Sequence[Span] = ()) -> Line:
+def _line(spans: Sequence[Span], more_us: float, singles: Sequence[Span] = ()) -> ForwardTime:
     """Return the line of a model's forwards; `singles` are one-row forwards of another run."""
     rows, us = [max(1, s.rows) for s in spans], [(s.end - s.start) / 1e3 + more_us for s in spans]
     rows_mean, us_mean, slope = fmean(rows), fmean(us), 0.0
@@ -201,7 +201,7 @@ def _line(spans: Sequence[Span], more_us: float, singles: Sequence[Span] = ()) -
         slope = linear_regression(rows, us).slope
     else:
         known = False
-    return Line(len(spans), rows_mean, us_mean, min(max(0.0, slope), us_mean / rows_mean), known)
+    return ForwardTime(len(spans), rows_mean, us_mean, min(max(0.0, slope), us_mean / rows_mean), known)
 
 
 def _width(trace: Trace, side: str) -> int:

@@ -21,7 +21,7 @@ LEAST = 10
 """Tests that a rate needs."""
 
 
-class Judged(NamedTuple):
+class TestedDraft(NamedTuple):
     """The test of a draft."""
 
     place: int
@@ -32,7 +32,7 @@ class Judged(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class RecordedRates:
     """Acceptance rates of tested drafts, by place and by the target's probability."""
 
     tested: Counter[int]
@@ -43,7 +43,7 @@ class Rates:
     """Right drafts among the first n of them."""
 
     @classmethod
-    def of(cls, tests: Iterable[Judged]) -> Rates:
+    def of(cls, tests: Iterable[TestedDraft]) -> RecordedRates:
         rows = list(tests)
         known = sorted((t.p, t.right) for t in rows if t.p is not None)
         return cls(

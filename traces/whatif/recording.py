@@ -20,7 +20,7 @@ from specscope.engine.sampling.draws import Draws, Key
 from specscope.traces.facts.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin, shown_text
 from specscope.traces.facts.places import slots_of
 from specscope.traces.whatif.ranks import Ranked, drawn_choices, guesses, next_choices
-from specscope.traces.whatif.rates import Judged, Rates
+from specscope.traces.whatif.rates import RecordedRates, TestedDraft
 from specscope.traces.whatif.rules import Rule, Way, recorded_way
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ MOST_ROUNDS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class RecordedOutput:
     """One sequence of a recording. Indices count the tokens of the output from 0."""
 
     prompt: tuple[int, ...]
@@ -56,12 +56,12 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedRun:
     """A stored run as a script for other runs."""
 
     trace: Trace
-    outputs: tuple[Output, ...]
-    rates: Rates
+    outputs: tuple[RecordedOutput, ...]
+    rates: RecordedRates
     notes: tuple[str, ...]
     own: bool = False
     """Whether the replay drafts and tests as the run did because its settings are the same."""
@@ -93,7 +93,7 @@ def longest_draft(trace: Trace) -> int:
     return max((r.drafted for r in trace.rounds), default=counted)
 
 
-def read(trace: Trace, way: Way | None = None) -> Recording:
+def read(trace: Trace, way: Way | None = None) -> RecordedRun:
     """Return the recording of a stored run; it is replayed as recorded unless `way` is given."""
     found, name = origin(trace.header), f"run {trace.header.run_id}"
     if trace.footer is None:
@@ -115,8 +115,8 @@ def read(trace: Trace, way: Way | None = None) -> Recording:
             plain = {i: top for i, top in found.items() if i not in right}
             right |= {i: top[0][0] == text.tokens[i] for i, top in plain.items()}
             found |= {i: top[1:] for i, top in plain.items()}
-    rates = Rates.of(
-        Judged(text.place(i), right[i], text.p(i))
+    rates = RecordedRates.of(
+        TestedDraft(text.place(i), right[i], text.p(i))
         for text, right in zip(texts, agreed, strict=True)
         for i in right
     )
@@ -124,7 +124,7 @@ def read(trace: Trace, way: Way | None = None) -> Recording:
         _output(trace, text, right, rates, _choices(text, found, own=own), wrong)
         for text, right, found in zip(texts, agreed, guessed, strict=True)
     ]
-    return Recording(trace, tuple(outputs), rates, tuple(_notes(outputs)), own, old, new)
+    return RecordedRun(trace, tuple(outputs), rates, tuple(_notes(outputs)), own, old, new)
 
 
 def _choices(text: _Text, guessed: Mapping[int, Top], *, own: bool) -> dict[int, Top]:
@@ -230,10 +230,10 @@ def _output(
     trace: Trace,
     text: _Text,
     agreed: Mapping[int, bool],
-    rates: Rates,
+    rates: RecordedRates,
     choices: dict[int, Top],
     wrong: Sequence[Ranked],
-) -> Output:
+) -> RecordedOutput:
     """Return a sequence; `choices` are known ones, and drawn ones are added."""
     header, footer, rows = trace.header, trace.footer, text.rows
     sequence, draws = rows[0].sequence, text.draws
@@ -246,7 +246,7 @@ def _output(
         if not right[i] and i not in choices:
             choices[i] = drawn_choices(token, wrong, draws, i)
     full = reason == "length" and len(rows) == header.limits.get("max_new_tokens")
-    return Output(
+    return RecordedOutput(
         prompt=header.prompt_ids[sequence] if sequence < len(header.prompt_ids) else (),
         tokens=text.tokens[: len(rows)],
         texts=tuple(shown_text(header, c) for c in rows),
@@ -259,13 +259,13 @@ def _output(
     )
 
 
-def _of_counts(trace: Trace, counts: Counts) -> Recording:
+def _of_counts(trace: Trace, counts: Counts) -> RecordedRun:
     """Return a recording of counts: its verifications in a drawn order."""
     top = counts.gamma or len(counts.histogram) - 1
     if top < 1 or not counts.steps:
         raise UsageError(f"run {trace.header.run_id} counts no drafts; import a file that does")
     slots = slots_of(counts.histogram, top)
-    rates = Rates(
+    rates = RecordedRates(
         Counter({s.slot: s.tested for s in slots}), Counter({s.slot: s.accepted or 0 for s in slots})
     )
     order, few = Random(trace.header.run_id), counts.steps <= MOST_ROUNDS
@@ -286,17 +286,17 @@ def _of_counts(trace: Trace, counts: Counts) -> Recording:
     right = right[: counts.tokens or len(right)]
     size = len(right)
     tokens, texts = (NO_TOKEN,) * size, (f"{UNKNOWN_TEXT} ",) * size
-    output = Output((), tokens, texts, tokens, tuple(right), set(), {}, {}, ended=True)
+    output = RecordedOutput((), tokens, texts, tokens, tuple(right), set(), {}, {}, ended=True)
     order_note = "The file counts verifications without their order: the order is drawn."
     part = f"Of {counts.steps:,} verifications, {MOST_ROUNDS} are drawn." if not few else ""
     length = (
         "" if counts.gamma else f"The draft length is unknown: {top} is assumed, the most accepted tokens."
     )
     notes = (order_note, part, length, *_notes((output,)))
-    return Recording(trace, (output,), rates, tuple(filter(None, notes)))
+    return RecordedRun(trace, (output,), rates, tuple(filter(None, notes)))
 
 
-def _notes(outputs: Iterable[Output]) -> Iterator[str]:
+def _notes(outputs: Iterable[RecordedOutput]) -> Iterator[str]:
     rows = list(outputs)
     if not all(o.prompt for o in rows):
         yield "The prompt is unknown: its length is taken as one token."

@@ -33,7 +33,7 @@ SHOWN = (
 )
 
 
-class Row(NamedTuple):
+class FigureRow(NamedTuple):
     """One figure of the recorded run, of its replay, and of plain decoding on the same cluster."""
 
     label: str
@@ -86,7 +86,7 @@ def same_clock(result: WhatIf) -> bool:
     return theirs.virtual and ours.profile == theirs.profile and pairs[0] == pairs[1]
 
 
-def rows(result: WhatIf) -> list[Row]:
+def rows(result: WhatIf) -> list[FigureRow]:
     plain = _plain(result)
     base = measure(plain)
     found = origin(result.recorded.header)
@@ -96,7 +96,7 @@ def rows(result: WhatIf) -> list[Row]:
         figure_texts(base, 1.0, {}),
     ]
     labels = {figure["key"]: figure["label"] for figure in figure_rows(batches=batch_size(result.replay) > 1)}
-    return [Row(labels[key], *(column[key] for column in columns)) for key in SHOWN]
+    return [FigureRow(labels[key], *(column[key] for column in columns)) for key in SHOWN]
 
 
 def _own(own: OwnTimes, error: Error | None) -> dict[str, Any]:

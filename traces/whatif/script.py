@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
     from specscope.engine.trace.events import Top
-    from specscope.traces.whatif.recording import Output, Recording
+    from specscope.traces.whatif.recording import RecordedOutput, RecordedRun
 
 CONTEXT = 1 << 20
 _BEYOND = 64
@@ -38,7 +38,7 @@ _PROMPT, _WRONG, _END = 0, 1, 2
 class Script:
     """What a cluster needs to replay a recording."""
 
-    recording: Recording
+    recording: RecordedRun
     prompts: tuple[tuple[int, ...], ...]
     tokens: Source
     """Models that repeat the outputs and drafts, in the new numbers."""
@@ -144,7 +144,7 @@ class Script:
         return replace(d, token=token, **kept)
 
 
-def script_of(recording: Recording, *, largest: bool = False) -> Script:
+def script_of(recording: RecordedRun, *, largest: bool = False) -> Script:
     """Return the script of a recording.
 
     How sure the drafter is, is its draft's q; with `largest` its largest probability.
@@ -182,7 +182,7 @@ def script_of(recording: Recording, *, largest: bool = False) -> Script:
     return Script(recording, prompts, source, pair, Limits(most), known, drawn, finished)
 
 
-def _finished(recording: Recording) -> Iterator[tuple[int, ...]]:
+def _finished(recording: RecordedRun) -> Iterator[tuple[int, ...]]:
     """Yield the finished texts that a run began with: no outputs of its own sequences."""
     trace = recording.trace
     own = {tuple(output.tokens) for output in recording.outputs} if len(recording.outputs) > 1 else set()
@@ -195,7 +195,7 @@ def _numbered(top: Top, renumbered: Callable[[Iterable[int]], tuple[int, ...]]) 
 
 def _rows(
     sequence: int,
-    output: Output,
+    output: RecordedOutput,
     start: int,
     text: tuple[int, ...],
     choices: Mapping[int, Top],
@@ -213,7 +213,9 @@ def _rows(
         yield Decision(1 + index, sequence, 0, -1, position, *decided, top_q=top)
 
 
-def _strayed(trace: Trace, sequence: int, output: Output, start: int, *, largest: bool) -> Iterator[Decision]:
+def _strayed(
+    trace: Trace, sequence: int, output: RecordedOutput, start: int, *, largest: bool
+) -> Iterator[Decision]:
     """Yield the drafts after a wrong one, with the step of its decision in `_rows`: q counts."""
     shift = start - len(output.prompt)
     wrong = {d.step: i for i, d in output.tests.items() if d.outcome == "rejected" and not output.agrees[i]}

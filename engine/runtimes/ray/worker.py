@@ -69,7 +69,7 @@ def reachable(host: str, port: int) -> bool:
     return True
 
 
-class Clock(NamedTuple):
+class NodeClock(NamedTuple):
     """How a node's clock relates to this process's, in nanoseconds."""
 
     offset: int = 0
@@ -82,7 +82,7 @@ class Clock(NamedTuple):
         return reply._replace(stamps=tuple(stamps)) if self.offset else reply
 
 
-def compare(there: Callable[[], int], here: Callable[[], int] = time.perf_counter_ns) -> Clock:
+def compare(there: Callable[[], int], here: Callable[[], int] = time.perf_counter_ns) -> NodeClock:
     """Return the offset of a clock, read by `there` over a network, from the one read by `here`.
 
     The clock was read at some moment of the round trip. The middle of the fastest trip is wrong by
@@ -90,11 +90,11 @@ def compare(there: Callable[[], int], here: Callable[[], int] = time.perf_counte
     """
     trips = [(here(), there(), here()) for _ in range(TRIPS)]
     sent, read, back = min(trips, key=lambda trip: trip[2] - trip[0])
-    return Clock(read - (sent + back) // 2, (back - sent + 1) // 2)
+    return NodeClock(read - (sent + back) // 2, (back - sent + 1) // 2)
 
 
 @dataclass
-class Node:
+class RayNode:
     """A node of a Ray cluster. All workers on it share its clock."""
 
     id: str
@@ -108,7 +108,7 @@ class Node:
     """Its resources by Ray's names."""
     free: Mapping[str, float] = field(default_factory=dict[str, float])
     """What nobody has reserved; a session's own reservations are not in it."""
-    clock: Clock = field(default_factory=Clock)
+    clock: NodeClock = field(default_factory=NodeClock)
 
     def answers(self) -> bool:
         return reachable(self.address, self.port)
@@ -155,7 +155,7 @@ class RayWorker(Pump):
     """
 
     def __init__(
-        self, setup: Setup, node: Node, references: References, actor: Any, reserved: str = ""
+        self, setup: Setup, node: RayNode, references: References, actor: Any, reserved: str = ""
     ) -> None:
         super().__init__(setup.name, setup.device)
         self.node = node

@@ -34,7 +34,7 @@ from specscope.engine.heads.kinds import KINDS
 from specscope.engine.heads.modules import offsets
 from specscope.engine.heads.packed import Frozen
 from specscope.engine.model.shape import EMBEDDING, ModelShape
-from specscope.engine.plot import Line, Panel, draw
+from specscope.engine.plot import Panel, PlotLine, draw
 from specscope.engine.training import loop
 from specscope.engine.training.data import Corpus, find_sources, read_mixture
 from specscope.engine.training.heads.features import Batches, stored_features
@@ -250,7 +250,7 @@ def training_curves(out: Path) -> str:
         for part in (losses[a : a + size] for a in range(0, len(losses), size))
     ]
     lines = [
-        Line(
+        PlotLine(
             f"token {k + 1}",
             [(float(row["step"]), r) for row in measured if (r := row["rates"][k]) is not None],
         )
@@ -259,7 +259,7 @@ def training_curves(out: Path) -> str:
     title = losses[0]["phase"] if losses else ""
     return draw(
         (
-            Panel(f"{title}: loss", "step", [Line("loss", means)]),
+            Panel(f"{title}: loss", "step", [PlotLine("loss", means)]),
             Panel("acceptance of token k", "step", lines),
         )
     )

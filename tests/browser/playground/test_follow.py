@@ -193,9 +193,11 @@ def test_files_are_followed_beside_each_other_a_wrong_line_ends_one_and_what_is_
     expect(page).to_have_url(name)
     page.get_by_role("button", name="All runs").click()
     expect(page).to_have_url(re.compile(r"[?&]tab=history$"))
+    expect(line(page, "failed")).to_have_count(0)
     page.go_back()  # both are followed again, and the left one fails again
     expect(line(page, "failed")).to_have_count(1)
     running = line(page, "running")
+    expect(running).to_have_count(1)
     expect(running).to_contain_text("Following.")
     assert_looks(page, "#follow-line")
     running.get_by_role("button", name="Stop").click()

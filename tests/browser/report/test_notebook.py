@@ -10,7 +10,7 @@ from specscope.app.render.lab import page as sweep_page
 from specscope.engine.methods import find
 from specscope.traces.lab.axes import axis
 from specscope.traces.lab.points import points_of
-from specscope.traces.lab.sweep import Scripted, Sweep, sweep
+from specscope.traces.lab.sweep import ScriptedRunner, Sweep, sweep
 from tests.browser.looks import assert_looks
 from tests.browser.report.opened import Opened
 from tests.traces.samples import sample_trace
@@ -90,7 +90,7 @@ def test_the_file_of_a_sweep_has_map_chart_and_points_in_all_looks(chromium, bes
     method = find("speculative")
     columns, rows = axis(method, "gamma", "1:8"), axis(method, "acceptance_rate", "0.8,0.9")
     plan = Sweep("speculative", columns, rows, {}, samples=2, passes=1, measured=False)
-    cells = beside(lambda: list(sweep(plan, Scripted(PROFILE, PAIR, 8))))
+    cells = beside(lambda: list(sweep(plan, ScriptedRunner(PROFILE, PAIR, 8))))
     report = Opened(chromium, tmp_path, sweep_page(plan, cells, points_of(plan, PROFILE, PAIR)), width=400)
     page = report.page
     page.locator(".main-svg").first.wait_for()

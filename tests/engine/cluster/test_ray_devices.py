@@ -18,21 +18,21 @@ from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster import ray_cluster
 from specscope.engine.cluster.assignment import ModelPart
 from specscope.engine.cluster.options import Options
-from specscope.engine.cluster.ray_cluster import Bundle, Place, RayCluster
+from specscope.engine.cluster.ray_cluster import Bundle, DevicePlace, RayCluster
 from specscope.engine.cluster.ray_connect import import_ray, reason, speaks_grpc
 from specscope.engine.cluster.ray_devices import ray_devices
 from specscope.engine.errors import ModelError, SpecScopeError, UsageError
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.runtimes.process import Setup
 from specscope.engine.runtimes.ray.server import RayServer
-from specscope.engine.runtimes.ray.worker import Clock, Node, References, bytes_of, compare, with_bytes
+from specscope.engine.runtimes.ray.worker import NodeClock, RayNode, References, bytes_of, compare, with_bytes
 from specscope.engine.trace.events import Device
 from specscope.engine.types import Draft, DraftToken, RowRef
 from specscope.engine.worker.host import Host
 from specscope.engine.worker.jobs import Connect, Import, Judge, JudgeAll, Prefill, Reply, Score, Stage, Stamp
 from tests.engine.worker.harness import chains
 
-HELD = Place(SimpleNamespace(id=bytes(8)), 0, Bundle(Node("", "", "", 0, own=True), "CPU", ()))
+HELD = DevicePlace(SimpleNamespace(id=bytes(8)), 0, Bundle(RayNode("", "", "", 0, own=True), "CPU", ()))
 
 
 class Nodes:
@@ -41,7 +41,7 @@ class Nodes:
     def __init__(self, *cpus, resource="CPU"):
         self._resource, self.reserved = resource, list[str]()
         self.start, self.watch, self.close = Mock(), Mock(), Mock()
-        self.cpus, self._used, self.places = list(cpus), dict[int, int](), dict[str, Place]()
+        self.cpus, self._used, self.places = list(cpus), dict[int, int](), dict[str, DevicePlace]()
 
     def take(self, node, count):
         """Reserve processors for this and other sessions together."""
@@ -54,7 +54,7 @@ class Nodes:
     def nodes(self):
         kind = self._resource
         return [
-            Node(str(i), f"node {i}", "", 0, not i, {kind: n}, {kind: n - self._used.get(i, 0)})
+            RayNode(str(i), f"node {i}", "", 0, not i, {kind: n}, {kind: n - self._used.get(i, 0)})
             for i, n in enumerate(self.cpus)
         ]
 
@@ -308,7 +308,7 @@ def test_the_fastest_round_trip_gives_a_clock_and_its_error():
     assert clock == (5020, 80)
     reply = clock.local(Reply(None, (Stamp("verify", 6020, 7020, 1, 0),)))
     assert [(stamp.start, stamp.end) for stamp in reply.stamps] == [(1000, 2000)]
-    assert Clock().local(reply) is reply
+    assert NodeClock().local(reply) is reply
 
 
 def test_rows_and_bytes_travel_by_reference_only():

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specscope.engine.drafting.copy import LONGER, Copier
-from specscope.engine.drafting.ngrams import Lookahead, Pool, Window
-from specscope.engine.drafting.suffix import Budget, Finished, Found, SuffixTree
+from specscope.engine.drafting.ngrams import GuessWindow, Lookahead, NgramPool
+from specscope.engine.drafting.suffix import Budget, Finished, SuffixDraft, SuffixTree
 from specscope.engine.types import NO_TREE, CopySource, Draft
 
 # The copier.
@@ -107,9 +107,9 @@ def places(texts: Texts, part: list[int]) -> list[tuple[int, int]]:
     ]
 
 
-def search(texts: Texts, depth: int, context: list[int], budget: Budget) -> Found:
+def search(texts: Texts, depth: int, context: list[int], budget: Budget) -> SuffixDraft:
     """Return the draft that the paper's section 3 describes, by counting from scratch."""
-    best = Found()
+    best = SuffixDraft()
     for match in range(1, min(depth - 1, len(context)) + 1):
         end = context[-match:]
         most = max(0, min(budget.most, int(budget.factor * match + budget.offset + 1e-6), depth - match))
@@ -129,11 +129,13 @@ def search(texts: Texts, depth: int, context: list[int], budget: Budget) -> Foun
             score += probability
         if tokens and score >= best.score:
             text, after = places(texts, end + tokens)[-1]
-            best = Found(tuple(tokens), score, match, len(places(texts, end)), text, after - len(tokens))
+            best = SuffixDraft(
+                tuple(tokens), score, match, len(places(texts, end)), text, after - len(tokens)
+            )
     return best
 
 
-def assert_equal(found: Found, expected: Found) -> None:
+def assert_equal(found: SuffixDraft, expected: SuffixDraft) -> None:
     assert found._replace(score=0.0) == expected._replace(score=0.0)
     assert found.score == pytest.approx(expected.score)
 
@@ -202,7 +204,7 @@ def test_a_repeated_text_needs_few_nodes():
 
 
 def test_a_pool_is_most_recent_first_and_drops_the_oldest():
-    pool = Pool(2)
+    pool = NgramPool(2)
     pool.add([(1, 2, 3), (1, 4, 5), (9, 9, 9)])
     assert (pool.after(1, 5), pool.after(1, 1), len(pool)) == ([(4, 5), (2, 3)], [(4, 5)], 3)
     pool.add([(1, 2, 3), (1, 6, 7)])
@@ -221,7 +223,7 @@ def paths(tree, last):
 
 def test_the_window_of_the_paper():
     """N = 4, W = 5, as in its figure 2: the model's tokens after the red level complete 4-grams."""
-    window = Window([8, 9, 10, 11, 12, 13, 14], 4, 5)
+    window = GuessWindow([8, 9, 10, 11, 12, 13, 14], 4, 5)
     window.tree(1, 100)
     assert window.move([18, 19, 20, 21, 22, 23, 24]) == []
     assert window.seen == ((1, 9, 10, 11, 12, 13, 14), (18, 19, 20, 21, 22, 23, 24))
@@ -242,7 +244,7 @@ def test_the_window_of_the_paper():
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(2, 6), st.integers(1, 9), st.data())
 def test_no_row_exceeds_the_remaining_tokens_and_the_window_never_widens(prompt, level, columns, data):
-    window, width = Window(np.array(prompt), level, columns), columns + level - 2
+    window, width = GuessWindow(np.array(prompt), level, columns), columns + level - 2
     for _ in range(8):
         remaining = data.draw(st.integers(0, 12))
         depth = len(window.levels) - 1

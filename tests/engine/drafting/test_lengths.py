@@ -14,8 +14,8 @@ from specscope.engine.drafting.admission import (
     PRIOR,
     START,
     Costs,
-    Forecast,
-    Rates,
+    PlaceRates,
+    Prospect,
     by_batch,
     by_survival,
     offered,
@@ -134,9 +134,9 @@ FLAT = ((1, 1.0), (4, 1.0), (8, 5.0))
 """Up to 4 rows take 1 s; each further row takes 1 s more."""
 
 
-def forecast(*survivals: list[float], nodes: list[float] | None = None, others: int = 0) -> Forecast:
+def forecast(*survivals: list[float], nodes: list[float] | None = None, others: int = 0) -> Prospect:
     levels = len(survivals[0])
-    return Forecast(np.array(survivals), np.array(nodes or [1.0] * levels), others)
+    return Prospect(np.array(survivals), np.array(nodes or [1.0] * levels), others)
 
 
 # By hand.
@@ -170,9 +170,9 @@ def test_a_curve_goes_on_beyond_its_last_number() -> None:
 
 
 def test_rates_of_few_observations_lie_between() -> None:
-    everyone = Rates()
+    everyone = PlaceRates()
     assert everyone.survivals(2).tolist() == pytest.approx([START, START**2])
-    own = Rates(everyone)
+    own = PlaceRates(everyone)
     for _ in range(4):
         everyone.observe(1, 3)
     own.observe(0, 3)
@@ -216,7 +216,7 @@ curves = st.lists(st.floats(0.0, 1.0), min_size=24, max_size=24).map(
 @given(st.lists(survivals, min_size=1, max_size=5), curves, st.floats(0.0, 2.0))
 def test_the_vector_form_is_the_papers_loop(rows: list[np.ndarray], curve, drafting: float) -> None:
     """Compare with algorithm 1 place by place, for each depth, and the best depth of all."""
-    known, costs = Forecast(np.array(rows), np.ones(3), 0), Costs(curve, ((1, drafting), (64, drafting)))
+    known, costs = Prospect(np.array(rows), np.ones(3), 0), Costs(curve, ((1, drafting), (64, drafting)))
     candidates = [[0] * len(rows)]
     for depth in (1, 2, 3):
         lengths, tokens, verified = [0] * len(rows), float(len(rows)), len(rows)
@@ -235,7 +235,7 @@ def test_the_vector_form_is_the_papers_loop(rows: list[np.ndarray], curve, draft
 
 @given(st.lists(survivals, min_size=1, max_size=5), curves, st.floats(0.0, 2.0), st.integers(0, 9))
 def test_no_choice_is_slower_than_plain_decoding(rows, curve, drafting, others) -> None:
-    known, costs = Forecast(np.array(rows), np.ones(3), others), Costs(curve, ((1, drafting), (64, drafting)))
+    known, costs = Prospect(np.array(rows), np.ones(3), others), Costs(curve, ((1, drafting), (64, drafting)))
     plain = len(rows) / float(costs.verify(np.array(len(rows) + others)))
     for rule in (by_batch, by_survival):
         found = rule(known, costs)

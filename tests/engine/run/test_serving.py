@@ -20,7 +20,7 @@ from specscope.engine.run import models
 from specscope.engine.run.dispatch import Dispatcher
 from specscope.engine.run.gathering import AtOnce
 from specscope.engine.run.models import Model
-from specscope.engine.run.run import Race
+from specscope.engine.run.run import Racing
 from specscope.engine.trace.emitter import TraceEmitter
 from specscope.engine.trace.events import Event, Span
 from specscope.engine.trace.trace import Trace
@@ -305,7 +305,7 @@ def test_stopped_work_has_no_result_even_if_it_was_ready():
 
     async def play() -> list[str]:
         taken: list[str] = []
-        async with Race() as race:
+        async with Racing() as race:
             first, slow = race.start(work("first", 0)), race.start(work("slow", 60))
             race.start(work("second", 0.01))
             await first  # ready, but not taken

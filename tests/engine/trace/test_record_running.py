@@ -281,7 +281,7 @@ def test_only_the_load_during_the_run_is_told(path, monkeypatch, begun, known):
     """The times of a run may be given afterwards: it may have begun before this program looked."""
     readings = iter(load.Used(at * 10**9, ticks, 0.0) for at, ticks in ((9, 0.0), (10, 1.0), (20, 12.0)))
     monkeypatch.setattr(load, "used", lambda: next(readings))
-    found = load.Load()
+    found = load.MachineLoad()
     found.start(10**10 - begun)
     row = found.row()
     assert (row is not None) == known

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 import specscope
 from specscope.engine.errors import UsageError
@@ -87,6 +88,26 @@ def test_the_probabilities_are_those_of_the_models(call):
     for d in trace.decisions:
         if d.outcome in ("accepted", "corrected", "bonus", "plain"):
             assert d.p == pytest.approx(chances[d.position - len(PROMPT), d.token].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"do_sample": False}, {"do_sample": True, "temperature": 0.7, "top_k": 0}]
+)
+def test_the_probabilities_are_those_after_the_calls_processors(sampling):
+    """A repetition penalty depends on all tokens before, the draft's own included."""
+    target, drafter = pair_of("GPTNeoX", num_assistant_tokens=4, num_assistant_tokens_schedule="constant")
+    trace, tokens = watched(target, drafter, assistant_model=drafter, repetition_penalty=1.4, **sampling)
+    assert tokens != generated(target, **sampling) or sampling["do_sample"]
+    check_rounds(trace)
+    ids = torch.tensor([[*PROMPT, *tokens]])
+    logits, penalty = target(ids).logits[0], RepetitionPenaltyLogitsProcessor(1.4)
+    known = [d for d in trace.decisions if d.outcome in ("accepted", "corrected", "bonus")]
+    assert len(known) > 8
+    for d in known:
+        scores = penalty(ids[:, : d.position], logits[d.position - 1 : d.position])
+        chances = (scores / sampling.get("temperature", 1.0)).softmax(-1)[0]
+        assert d.p == pytest.approx(chances[d.token].item(), abs=1e-4)
+        assert sampling["do_sample"] or d.token == int(chances.argmax())
 
 
 @pytest.mark.parametrize("name", ["eos", "stop"])

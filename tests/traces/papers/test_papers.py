@@ -15,13 +15,13 @@ from specscope.app.main import main
 from specscope.engine.methods import METHODS
 from specscope.traces.facts.closed_forms import speculative_tokens, ssd_hit_rate
 from specscope.traces.facts.metrics import measure
-from specscope.traces.lab.sweep import Job, Scripted
+from specscope.traces.lab.sweep import ScriptedRunner, SweepRun
 from specscope.traces.papers import dsi, ems, parallel
 from specscope.traces.papers import page as pages
 from specscope.traces.papers import pearl_speeds as pearl
 from specscope.traces.papers.dsi import measured_time
-from specscope.traces.papers.rows import WITHIN, Heat, Paper, Row, anchor, cells, numbers, parts
-from specscope.traces.papers.summary import PAPERS, Summary
+from specscope.traces.papers.rows import WITHIN, Heat, Paper, PaperRow, anchor, cells, numbers, parts
+from specscope.traces.papers.summary import PAPERS, RowCounts
 from specscope.traces.papers.trust import Trust, trusts
 from specscope.traces.papers.trust_table import trust_table
 
@@ -51,14 +51,14 @@ def test_every_exact_row_has_the_printed_number_and_every_computed_one_its_assum
 @pytest.mark.parametrize("gamma", numbers("parallel")["SSD, virtual cluster"]["speeds"])
 def test_the_recorded_speeds_are_those_of_runs_on_the_virtual_cluster(gamma):
     recorded = numbers("parallel")["SSD, virtual cluster"]
-    run = Scripted(recorded["profile"], recorded["pair"], recorded["tokens"])
+    run = ScriptedRunner(recorded["profile"], recorded["pair"], recorded["tokens"])
     rate, config = parallel.rate_of_reproduction(), {"gamma": int(gamma)}
-    speeds = [measure(run(Job("ssd", config, seed, rate, ""))).tokens_per_second for seed in range(8)]
+    speeds = [measure(run(SweepRun("ssd", config, seed, rate, ""))).tokens_per_second for seed in range(8)]
     assert recorded["speeds"][gamma] == pytest.approx(speeds, abs=1e-6)
 
 
 def test_two_thirds_of_the_predictions_are_within_the_limit(rows):
-    summary = Summary.of(rows)
+    summary = RowCounts.of(rows)
     assert summary.rows >= 250
     assert summary.share >= summary.rest >= 2 / 3
     assert summary.counts["exact"] == summary.exact_equal > 0
@@ -96,7 +96,7 @@ def test_each_row_is_of_a_method_or_of_none_and_each_pattern_of_a_paper_finds_so
 
 @pytest.mark.parametrize("key", PAPERS)
 def test_each_line_of_a_file_makes_rows_and_each_formula_and_text_is_used(key, monkeypatch):
-    paper, lines, row = PAPERS[key], [], Row("x", None, None, "exact")
+    paper, lines, row = PAPERS[key], [], PaperRow("x", None, None, "exact")
     monkeypatch.setattr(Paper, "_row", lambda _, __, cell: lines.append(cell.line) or row)
     assert {*paper.rows()} == {row}
     used = {id(line) for line in lines}
@@ -110,25 +110,25 @@ def test_each_line_of_a_file_makes_rows_and_each_formula_and_text_is_used(key, m
 @pytest.mark.parametrize(
     ("row", "group"),
     [
-        (Row("x", 2.0, 2.2, "closed form"), "predicted"),
-        (Row("x", 2.0, 2.2, "closed form", fitted=True), "fitted"),
-        (Row("x", 2.0, 2.2, "closed form", easy=True), "easy"),
-        (Row("x", None, 2.2, "simulated"), "not printed"),
-        (Row("x", 2.0, None, "published only"), "published only"),
-        (Row("x", 2.0, 2.0, "exact"), "exact"),
-        (Row("x", 2.0, 2.0, "copied"), "repeated"),
-        (Row("x", 2.0, 2.0, "arithmetic"), "repeated"),
+        (PaperRow("x", 2.0, 2.2, "closed form"), "predicted"),
+        (PaperRow("x", 2.0, 2.2, "closed form", fitted=True), "fitted"),
+        (PaperRow("x", 2.0, 2.2, "closed form", easy=True), "easy"),
+        (PaperRow("x", None, 2.2, "simulated"), "not printed"),
+        (PaperRow("x", 2.0, None, "published only"), "published only"),
+        (PaperRow("x", 2.0, 2.0, "exact"), "exact"),
+        (PaperRow("x", 2.0, 2.0, "copied"), "repeated"),
+        (PaperRow("x", 2.0, 2.0, "arithmetic"), "repeated"),
     ],
 )
 def test_only_a_prediction_that_may_miss_is_judged(row, group):
     assert (row.group, row.predicted) == (group, group == "predicted")
-    assert Summary.of([row]).counts[group] == 1
+    assert RowCounts.of([row]).counts[group] == 1
 
 
 def test_a_row_hits_within_the_limit():
     ours = (2.0 * (1 + WITHIN), 2.31, 1.69)
-    assert [Row("x", 2.0, one, "closed form").hit for one in ours] == [True, False, False]
-    assert Row("x", 0.0, 0.0, "closed form").difference == 0
+    assert [PaperRow("x", 2.0, one, "closed form").hit for one in ours] == [True, False, False]
+    assert PaperRow("x", 0.0, 0.0, "closed form").difference == 0
 
 
 def test_the_command_prints_json_or_a_summary_and_the_items_on_request(capsys):
@@ -201,12 +201,14 @@ def test_the_page_opens_with_a_line_per_method_and_all_tables_are_folded(page, r
 def test_a_line_counts_predictions_alone_and_escapes_names_and_reasons():
     """No verdict is written down: other rows have another line."""
 
-    def row(ours: float, **more) -> Row:
+    def row(ours: float, **more) -> PaperRow:
         names = {"paper": "<p>", "item": "<i>", "method": "pearl", "reason": "<why>"}
-        return Row("r", 1.0, ours, "closed form", **names, **more)
+        return PaperRow("r", 1.0, ours, "closed form", **names, **more)
 
     rows = (row(1.1), row(2.0), row(0.5), row(9.0, fitted=True), row(9.0, easy=True))
-    (trust,) = trusts([*rows, Row("x", 1.0, 1.0, "exact", method="pearl"), Row("y", 1.0, 1.0, "closed form")])
+    (trust,) = trusts(
+        [*rows, PaperRow("x", 1.0, 1.0, "exact", method="pearl"), PaperRow("y", 1.0, 1.0, "closed form")]
+    )
     assert (len(trust.predicted), len(trust.missed), trust.exact, trust.span()) == (3, 2, 1, "-50 to +100%")
     assert "1 of 3 within 15%, 1 exact; missed by -50 to +100%: <p> <i> (2)" in trust.line()
     assert Trust("pearl", (row(1.0),)).line().endswith("1 of 1 within 15%; nothing missed")
@@ -240,11 +242,11 @@ def test_a_filter_hides_all_rows_but_those_of_its_word(page, rows):
 
 
 def test_a_chart_has_a_ring_and_a_dot_for_each_row_and_ratios_for_different_units():
-    rows = [Row(f"<{i}>", 1.0, ours, "closed form") for i, ours in enumerate((1.0, 1.1, 1.3))]
+    rows = [PaperRow(f"<{i}>", 1.0, ours, "closed form") for i, ours in enumerate((1.0, 1.1, 1.3))]
     svg = pages.chart("x", rows)
     counts = [svg.count(f'class="{name}"') for name in ("published", "ours", "missed")]
     assert (counts, "&lt;0&gt;" in svg) == ([3, 2, 1], True)
-    others = [*rows[:1], Row("b", 500.0, 400.0, "closed form"), Row("c", 2, 2, "closed form")]
+    others = [*rows[:1], PaperRow("b", 500.0, 400.0, "closed form"), PaperRow("c", 2, 2, "closed form")]
     assert "ours over published" in pages.chart("x", others)
     assert pages.chart("x", others[:2]) == ""
 
@@ -349,7 +351,7 @@ def test_a_rate_that_varies_along_the_text_makes_pearl_faster(gamma, gain):
 
 @pytest.mark.parametrize("rate", [0.6, 0.9])
 def test_runs_of_independent_tokens_give_the_closed_forms(rate):
-    pair = pearl.Pair(50.0, 12.0, 1.9, rate)
+    pair = pearl.PublishedPair(50.0, 12.0, 1.9, rate)
     lengths = np.random.default_rng(0).geometric(1 - rate, 200_000) - 1
     assert pearl.speculative_varying(pair, lengths, 5) == pytest.approx(pearl.speculative(pair, 5), rel=0.01)
     assert pearl.pearl_varying(pair, lengths) == pytest.approx(pearl.pearl(pair), rel=0.01)

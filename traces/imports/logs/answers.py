@@ -43,7 +43,7 @@ from specscope.traces.imports.request_trace import (
 )
 
 
-class Rows(NamedTuple):
+class JsonForm(NamedTuple):
     """A form of JSON values, each of which is a window."""
 
     name: str
@@ -55,7 +55,7 @@ class Rows(NamedTuple):
     """How counts and times follow from what is printed."""
 
 
-def printed(form: Rows, rows: Sequence[Any]) -> Printed:
+def printed(form: JsonForm, rows: Sequence[Any]) -> Printed:
     """Return the windows of rows, one after another. ValueError for a row of another form."""
     found, told, at = list[Window](), list[Any](), 0.0
     for place, row in enumerate(rows, 1):
@@ -344,31 +344,31 @@ def _average(row: dict[str, Any], name: str) -> float | None:
 
 _OF_ALL = "Times are of the whole {}: queue and prefill count, too"
 ROWS = (
-    Rows(
+    JsonForm(
         "stats of LM Studio",
         _is_studio,
         lambda _: "LM Studio",
         _studio,
         f"{STEPS}; ignored drafts, which the model did not judge, are left out",
     ),
-    Rows("timings of llama.cpp or MLX", _is_timings, _engine_of_timings, _timings, STEPS),
-    Rows(
+    JsonForm("timings of llama.cpp or MLX", _is_timings, _engine_of_timings, _timings, STEPS),
+    JsonForm(
         "answers of Spec-Bench or EAGLE",
         _is_answer,
         lambda row: "EAGLE" if "idxs" in row["choices"][0] else "Spec-Bench",
         _answer,
         _OF_ALL.format("answer"),
     ),
-    Rows(
+    JsonForm(
         "meta_info of SGLang with spec_verify_ct",
         _is_meta,
         lambda _: "SGLang",
         _meta,
         _OF_ALL.format("request"),
     ),
-    Rows("a result of vllm bench serve", _is_bench, lambda _: "vLLM", _bench, _OF_ALL.format("bench")),
-    Rows("a summary of AIPerf", _is_summary, lambda _: "AIPerf", _summary, _OF_ALL.format("run")),
-    Rows(
+    JsonForm("a result of vllm bench serve", _is_bench, lambda _: "vLLM", _bench, _OF_ALL.format("bench")),
+    JsonForm("a summary of AIPerf", _is_summary, lambda _: "AIPerf", _summary, _OF_ALL.format("run")),
+    JsonForm(
         "iterations of TensorRT-LLM with specDecodingStats",
         _is_iteration,
         lambda _: "TensorRT-LLM",

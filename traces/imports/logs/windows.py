@@ -47,7 +47,7 @@ _WRITERS = ("pod_name", "container_name", "CONTAINER_NAME", "pod", "container", 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
-class Text(NamedTuple):
+class TextForm(NamedTuple):
     """A form of text that an engine prints."""
 
     name: str
@@ -55,7 +55,7 @@ class Text(NamedTuple):
     """Lines without colours -> what they tell; empty if they are of no such form."""
 
 
-class Log(NamedTuple):
+class LogForm(NamedTuple):
     """A form of log, which may grow."""
 
     name: str
@@ -122,7 +122,7 @@ def source_of(before: str) -> str:
     return _NUMBER.sub("", _TIMES.sub("", before)).strip(" :|[]\t>,-")[-MOST_NAME:]
 
 
-def servers(log: Log, lines: Sequence[str]) -> list[Printed]:
+def servers(log: LogForm, lines: Sequence[str]) -> list[Printed]:
     """Return what a log tells of each server.
 
     If most names stand in one line only, numbers that stand alone are left out of the names. If
