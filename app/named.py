@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specscope.engine.errors import UsageError
+from specscope.engine.errors import OutOfMemory, UsageError
 from specscope.engine.methods import BASELINE, METHODS, find
 from specscope.engine.types import Sampling
 
@@ -49,7 +49,7 @@ def able(keys: list[str], cluster: Any, load: Any = None) -> tuple[list[str], di
     for key in keys:
         try:
             cluster.check(key, load)
-        except UsageError as error:
+        except (UsageError, OutOfMemory) as error:
             left_out[key] = str(error)
     return [key for key in keys if key not in left_out], left_out
 

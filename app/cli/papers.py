@@ -13,6 +13,7 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from specscope.app.cli import common, options
+from specscope.engine.errors import UsageError
 
 if TYPE_CHECKING:
     from specscope.traces.papers.rows import Paper, PaperRow
@@ -30,7 +31,10 @@ PAPER: options.Options = {
 }
 
 
-ROWS: options.Options = {"--rows": (False, "", "print all rows below the summary")}
+ROWS: options.Options = {
+    "--rows": (False, "", "print all rows below the summary"),
+    "--forwards": (False, "", "print how far the roofline is from published times of forwards, by source"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the rows of the papers; return 1 if an exact row is not exact."""
     from specscope.traces.papers.summary import RowCounts, chosen
 
+    if args.forwards:
+        return _forwards(args)
     papers = chosen(args.paper)
     common.check_output(args.output)
     rows: list[PaperRow] = []
@@ -64,6 +70,18 @@ def run(args: argparse.Namespace) -> int:
     }
     common.answer(args, result, lines)
     return 0 if summary.exact_equal == summary.counts["exact"] else 1
+
+
+def _forwards(args: argparse.Namespace) -> int:
+    from specscope.traces.papers.forwards import sources, table_lines
+
+    if args.paper or args.output is not None:
+        raise UsageError("--forwards prints one table of all sources; leave --paper and -o out")
+    found = sources()
+    common.answer(
+        args, {"forwards": [source.to_dict() for source in found]}, table_lines(found, rows=args.rows)
+    )
+    return 0
 
 
 def _summary(papers: Sequence[Paper], rows: Sequence[PaperRow], summary: RowCounts) -> Iterator[str]:

@@ -67,18 +67,43 @@ def layer_sizes(shape: ModelShape, dtype: torch.dtype, *, on_cpu: bool) -> list[
     return [_size(shape, dtype, on_cpu, Split(range(i, i + 1)), 0) for i in range(shape.layers)]
 
 
-def _size(shape: ModelShape, dtype: torch.dtype, on_cpu: bool, split: Split, bits: int) -> Size:
-    """Return the size of a part; the last one may have a copy of the LM head (`Linear`)."""
+def stored_size(shape: ModelShape, bits: float, itemsize: int, split: Split | None = None) -> Size:
+    """Return the bytes of a shape, or of its part on one device, as a server's files hold it.
+
+    Matrices of layers have `bits` bits a number; embeddings, LM head, norms, keys and values have
+    `itemsize` bytes. Ranks share the embeddings, too, as servers do and this engine does not.
+    """
+    part, span, tensors, head = _tensors(shape, split or Split())
+    if EMBEDDING in tensors:
+        tensors[EMBEDDING] = head
+    counts = {True: 0, False: 0}
+    for name, size in tensors.items():
+        counts[len(size) == 2 and name.startswith("model.layers.")] += math.prod(size)
+    weights = math.ceil(counts[True] * bits / 8) + counts[False] * itemsize
+    return Size(weights, part.shape.kv_numbers * len(span) // shape.layers * itemsize)
+
+
+def _tensors(
+    shape: ModelShape, split: Split
+) -> tuple[Shard, range, dict[str, tuple[int, ...]], tuple[int, int]]:
+    """Return a part of a shape, its layers, its tensors, and the size of its LM head."""
     stage = (0, 1) if split.layers is None else split.layers
     span = stage if isinstance(stage, range) else layer_stages(shape.layers, stage[1])[stage[0]]
-    if split.ways == 1 and is_rotated(shape, dtype, bits, on_cpu=on_cpu):
-        shape = replace(shape, tied=False)
     part = Shard(shape, split.rank, split.ways)
-    tensors = _joined(part.shape.tensors(span))
+    tensors = part.shape.tensors(span)
     head = (part.vocabulary.stop - part.vocabulary.start, shape.width)
-    head_bits = bits if split.ways == 1 else 0  # a rank's part of the LM head is not rounded
     if HEAD in tensors:
         tensors[HEAD] = head
+    return part, span, tensors, head
+
+
+def _size(shape: ModelShape, dtype: torch.dtype, on_cpu: bool, split: Split, bits: int) -> Size:
+    """Return the size of a part; the last one may have a copy of the LM head (`Linear`)."""
+    if split.ways == 1 and is_rotated(shape, dtype, bits, on_cpu=on_cpu):
+        shape = replace(shape, tied=False)
+    part, span, tensors, head = _tensors(shape, split)
+    tensors = _joined(tensors)
+    head_bits = bits if split.ways == 1 else 0  # a rank's part of the LM head is not rounded
     if _bytes(head, dtype.itemsize) >= PACKED_FROM:
         has_product = shape.tied if head_bits else torch.backends.mkl.is_available()
         copied = on_cpu and dtype == torch.float32 and has_product

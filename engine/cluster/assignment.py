@@ -36,6 +36,8 @@ class Assignment(NamedTuple):
     """Whether each worker of the group holds a part of every layer."""
     layers: tuple[range, ...] = ()
     """Layers of each stage; empty for parts of equal size."""
+    cards: tuple[Device, ...] = ()
+    """The GPUs of a profile that are one device."""
 
     @property
     def members(self) -> tuple[Assignment, ...]:

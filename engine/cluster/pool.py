@@ -20,12 +20,14 @@ from specscope.engine.cluster.assignment import (
     ranks_of,
     single,
 )
+from specscope.engine.cluster.capacity import Need, check_capacity
 from specscope.engine.cluster.memory import Memory, Part
 from specscope.engine.cluster.options import Options
 from specscope.engine.drafting.admission import Costs
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from specscope.engine.methods import Situation
+from specscope.engine.simulate.latency import Latency
 from specscope.engine.trace.events import Device
 from specscope.engine.types import MOST_DRAFTERS
 from specscope.engine.worker.worker import Worker
@@ -86,6 +88,8 @@ class Pool:
     """For the header's environment."""
     profile: str = ""
     """The profile that times the models; empty if they are timed."""
+    latency: Latency | None = None
+    """The profile's models."""
     c: float = 0.0
     """T(target) / T(drafter) of the profile; 0 if it is still to be measured."""
     costs: Callable[[], Costs] | None = None
@@ -199,7 +203,19 @@ class Pool:
 
         Raises:
             UsageError: There are too few devices, or the layout does not go with a split model.
+            OutOfMemory: A card of a profile has no room for its models.
         """
+        assigned = self._assigned(layout)
+        if self.latency is not None:
+            check_capacity(self.latency, assigned, Need())
+        return assigned
+
+    def check_run(self, layout: Layout, need: Need) -> None:
+        """Check that a profile's cards have room for a run of this size (OutOfMemory)."""
+        if self.latency is not None:
+            check_capacity(self.latency, self.assign(layout), need)
+
+    def _assigned(self, layout: Layout) -> Assigned:
         if layout.needs_drafter and self.undrafted:
             raise UsageError(self.undrafted)
         match layout.arrangement:
@@ -259,7 +275,7 @@ class Pool:
         width = self.drafter if model == "drafter" else self.ways
         groups = (devices[i : i + width] for i in range(0, len(devices), width))
         if self.profile:
-            return [single(_as_one(group)) for group in groups]
+            return [single(_as_one(group))._replace(cards=tuple(group)) for group in groups]
         if model == "target" and self.spans:
             return [pipeline(group, len(group), self.spans) for group in groups]
         return [*map(ranks_of, groups)]

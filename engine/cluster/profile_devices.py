@@ -81,8 +81,9 @@ def profile_devices(pair: Pair, options: Options) -> Pool:
         drafter=drafter.gpus if drafter else 1,
         drafters=len(loaders) - 1 if drafter else 0,
         gathers=drafter is not None and not drafter.measured and bool(profile.hardware.collective_us),
-        details={"tokens": source, "profile_pair": latency.pair},
+        details={"tokens": source, "profile_pair": latency.pair} | _assumed(latency),
         profile=profile.name,
+        latency=latency,
         c=latency.c,
         costs=partial(profile_costs, latency),
         depth=drafter.layers if drafter else 0,
@@ -92,6 +93,12 @@ def profile_devices(pair: Pair, options: Options) -> Pool:
         else f"{where} has no drafter; choose another pair, or a method that drafts without one",
         unstaged=_unstaged(latency, where),
     )
+
+
+def _assumed(latency: Latency) -> dict[str, str]:
+    computed = [model.title for model in (latency.target, latency.drafter) if model and model.computed]
+    times = f"computed from the data sheet of {latency.hardware.name}, not published: {', '.join(computed)}"
+    return {"times": times} if computed else {}
 
 
 def _unstaged(latency: Latency, where: str) -> str:

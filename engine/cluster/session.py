@@ -16,6 +16,7 @@ from specscope.engine.checkpoints.config import unused_layers
 from specscope.engine.checkpoints.forms import split_form
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.text import Detokenizer
+from specscope.engine.cluster.capacity import Need, unchecked
 from specscope.engine.cluster.execution import Execution, Listener, Recording, Request
 from specscope.engine.cluster.measurements import Measurements, learn, scaled
 from specscope.engine.cluster.placement import Placement, RunWorkers
@@ -88,7 +89,7 @@ class Cluster:
     def note(self) -> str:
         """What a user should know of the opened models; empty if there is nothing."""
         folders = dict.fromkeys(split_form(path)[0] for path in self.pair.models.values())
-        return "; ".join(filter(None, map(unused_layers, folders)))
+        return "; ".join(filter(None, (*map(unused_layers, folders), unchecked(self.placement.pool.latency))))
 
     def stages(self, asked: int) -> int:
         """Return how many devices a target's layers are split over: `asked`; by default for 0."""
@@ -190,6 +191,8 @@ class Cluster:
         workers = self.placement.workers_for(request.layout, request.head)
         begin = request.begin(self.placement.vocab_size, next(self._numbers))
         self.placement.check_caches(workers, request.size(begin))
+        need = Need(begin.slots, begin.capacity, request.head.config if request.head else None)
+        self.placement.pool.check_run(request.layout, need)
         clocks = aligned_clocks(workers.members, self.placement.clock_errors)
         recording = Recording(self._header(request, workers, clocks), listener)
         execution = Execution(request, self.pair, self._pieces, workers, begin, recording, cancel)

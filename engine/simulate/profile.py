@@ -16,9 +16,12 @@ from typing import Any
 
 from specscope.engine.errors import UsageError, one_line
 from specscope.engine.files import read_text
+from specscope.engine.model.fields import MOST_EXPERT_LAYERS
+from specscope.engine.simulate.grid import Grid
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.records import MOST_GPUS, check_name, keys, record, records, value
-from specscope.engine.simulate.roofline import ELEMENT_BYTES, SPLITS, Grid, Hardware, Model
+from specscope.engine.simulate.roofline import SPLITS, WEIGHT_BITS, Hardware, Model
+from specscope.engine.simulate.shapes import with_card, with_shape
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
 _LONGEST = 1 << 22
@@ -85,6 +88,11 @@ class _Shape:
     gated: bool = True
     split: str = "layers"
     measured: list[list[float]] | None = None
+    heads: int = 0
+    tied: bool = False
+    experts: int = 0
+    experts_per_token: int = 1
+    expert_ffn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +155,9 @@ def parse(stem: str, text: str) -> Profile:
     head = {key: value(document[key], str, key) for key in texts}
     if head["name"] != stem:
         raise UsageError(f"name is {reprlib.repr(head['name'])}; it must be the file's, {stem!r}")
-    hardware = record(Hardware, value(document["hardware"], dict, "hardware"), "hardware.")
+    hardware = record(Hardware, with_card(value(document["hardware"], dict, "hardware")), "hardware.")
     step = record(_Step, value(document["step"], dict, "step"), "step.")
-    shapes, pairs = records(_Shape, document, "models"), records(Pair, document, "pairs")
+    shapes, pairs = records(_Shape, document, "models", with_shape), records(Pair, document, "pairs")
     places, gpus = _places(document)
     if head["default"] not in pairs:
         raise UsageError(f"default is {reprlib.repr(head['default'])}; choose one of {', '.join(pairs)}")
@@ -211,11 +219,12 @@ def _device_gpu_names(places: list[_Place]) -> Iterator[str]:
 
 
 def _model(name: str, shape: _Shape) -> Model:
-    for key, choices in (("dtype", tuple(ELEMENT_BYTES)), ("split", SPLITS)):
+    for key, choices in (("dtype", tuple(WEIGHT_BITS)), ("split", SPLITS)):
         if (chosen := getattr(shape, key)) not in choices:
             raise UsageError(
                 f"models.{name}.{key} is {reprlib.repr(chosen)}; choose one of {', '.join(choices)}"
             )
+    _check_experts(f"models.{name}", shape)
     grid = None
     if shape.measured is not None:
         try:
@@ -229,6 +238,21 @@ def _model(name: str, shape: _Shape) -> Model:
     return Model(**fields)
 
 
+def _check_experts(where: str, shape: _Shape) -> None:
+    experts, used = shape.experts, shape.experts_per_token
+    if experts and not shape.expert_ffn:
+        raise UsageError(f"{where}.expert_ffn is missing; the model has {experts} experts in a layer")
+    if used > max(1, experts):
+        raise UsageError(
+            f"{where}.experts_per_token is {used}; it must be at most {max(1, experts)}, the experts"
+        )
+    if experts * shape.layers > MOST_EXPERT_LAYERS:
+        raise UsageError(
+            f"{where}.experts is {experts} in {shape.layers} layers; all layers together may have at most "
+            f"{MOST_EXPERT_LAYERS}"
+        )
+
+
 def _latency(
     key: str, pair: Pair, models: Mapping[str, Model], hardware: Hardware, step: _Step, gpus: int
 ) -> Latency:
@@ -238,10 +262,15 @@ def _latency(
             raise UsageError(f"{where} is {reprlib.repr(name)}; choose one of {', '.join(models)}")
         model = models[name]
         model = replace(model, gpus=width or model.gpus, speed=speed or model.speed)
-        if not model.speed:
-            raise UsageError(f"{where}_speed is missing; the model {name} has no speed of its own")
         if model.gpus > gpus:
             raise UsageError(f"{where} is {name}, on {model.gpus} GPUs; there are {gpus}")
+        if not model.speed and hardware.layer_us is None:
+            raise UsageError(
+                f"{where}_speed is missing; the model {name} has no speed of its own, and the hardware no layer_us to "
+                "compute it"
+            )
+        if not model.speed:
+            model = replace(model, speed=1e6 / model.computed_us(hardware), computed=True)
         if model.measured is None and (least := model.roofline_us(hardware, 1, 0)) > 1e6 / model.speed:
             raise UsageError(
                 f"{where} is {name}, with {model.speed:g} tokens/s; this hardware allows at most {1e6 / least:.4g}"

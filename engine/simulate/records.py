@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from types import NoneType, UnionType
@@ -28,13 +28,23 @@ RANGES: dict[str, tuple[float, float]] = {
     "kv_heads": WHOLE["num_key_value_heads"],
     "vocab": WHOLE["vocab_size"],
     "head_dim": WHOLE["head_dim"],
+    "heads": WHOLE["num_attention_heads"],
+    "experts": WHOLE["num_experts"],
+    "experts_per_token": WHOLE["num_experts_per_tok"],
+    "expert_ffn": WHOLE["moe_intermediate_size"],
     "speed": _SPEED,
     "target_speed": _SPEED,
     "drafter_speed": _SPEED,
     "bandwidth_gb_s": _RATE,
     "link_gb_s": _RATE,
     "peak_tflops": _RATE,
+    "fp8_tflops": _RATE,
+    "int8_tops": _RATE,
+    "memory_gib": _RATE,
     "collective_us": (1e-3, 1e9),
+    "hop_us": _TIME,
+    "layer_us": _TIME,
+    "host_us": _TIME,
     "communicate_ms": _TIME,
     "sample_ms": _TIME,
     "move_ms": _TIME,
@@ -61,14 +71,21 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def records(kind: type[Record], document: Table, key: str) -> dict[str, Record]:
+def records(
+    kind: type[Record],
+    document: Table,
+    key: str,
+    whole: Callable[[Table, str], Table] = lambda table, _: table,
+) -> dict[str, Record]:
+    """Return the dataclasses of a table of tables; `whole` adds what a table does not say."""
     rows = value(document[key], dict, key)
     if len(rows) > MOST_TABLES:
         raise UsageError(f"{key} has {len(rows)} tables; there may be at most {MOST_TABLES}")
     for name in rows:
         check_name(name, key)
     return {
-        name: record(kind, value(row, dict, f"{key}.{name}"), f"{key}.{name}.") for name, row in rows.items()
+        name: record(kind, whole(value(row, dict, where := f"{key}.{name}"), f"{where}."), f"{where}.")
+        for name, row in rows.items()
     }
 
 

@@ -1,5 +1,7 @@
 """Times of forwards on published hardware: a roofline anchored at one published speed per model.
 
+Without a published speed the anchor is computed from the card's data sheet (`Model.computed_us`).
+
 Sources: PEARL (ICLR 2025), Table 10 (one-row speeds, shapes), appendix C.3 (placement), Table 15
 (judge, communicate), appendix G and Table 16 (moving KV rows); EasySpec, Table 1 (speeds under
 tensor parallelism); the profiles name others.
@@ -7,8 +9,8 @@ tensor parallelism); the profiles name others.
     T(rows, context, batch) = max(bandwidth, compute) + cache + hops + layers * launch
 
     bandwidth   weight bytes / memory bandwidth: every forward reads the weights once
-    compute     (2 * weights * rows + 4 * layers * dim * rows * keys) / peak; a row attends to
-                keys = (context + (rows + batch) / 2) / batch rows, on average
+    compute     (2 * weights * rows + 4 * layers * heads * head_dim * rows * keys) / peak; a row
+                attends to keys = (context + (rows + batch) / 2) / batch rows, on average
     cache       KV bytes of context + rows / memory bandwidth
     hops        split by layers: rows * dim * element size / link, once per border between the GPUs
                 of a model tensor-parallel: two all-reduces a layer, each of 2 (g - 1) / g times
@@ -29,103 +31,24 @@ differs between models: in PEARL's Table 10 it is 405-474 us a layer for six of 
 513-537 for the 70B ones (three GPUs), 607 for Deepseek 1.3B. Their median of 456 us for all models
 would miss Table 10's times by at most 6 %, and Deepseek 1.3B's by 23 %.
 
-A model may instead have times measured on a grid (`specscope calibrate`), which replace the
-formula. The grid has three axes: rows per sequence, cached rows per sequence, sequences. Times are
-interpolated on one axis after the other. Below the first point of an axis, the time is that
-point's. Above the last point, the line through the last two points continues unless it falls: noise
-must not make more work faster than any measurement. Times are not smoothed.
+Weights of fewer bits are those of the layers' matrices; the LM head, activations, keys and values
+have 16. A forward of n rows reads, in each layer of a mixture of E experts of which k compute a
+row, E (1 - (1 - k / E)^n) experts: the expected number of distinct ones if rows choose evenly.
+
+A model may instead have times measured on a grid (`engine.simulate.grid`), which replace the
+formula.
 """
 
 from __future__ import annotations
 
-import reprlib
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
-from statistics import median
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from specscope.engine.errors import UsageError
 from specscope.engine.heads.work import Work
 
-Axis = tuple[float, ...]
-MOST_POINTS = 10_000
-MOST_ROWS = 1 << 27
-_SHORTEST, _LONGEST = 1e-3, 1e9
-"""Microseconds of a forward."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Microseconds of a forward at every combination of three ascending axes."""
-
-    rows: Axis
-    contexts: Axis
-    batches: Axis
-    times: Mapping[tuple[float, float, float], float] = field(hash=False)
-    """By (rows, context, batch)."""
-
-    @classmethod
-    def of(cls, points: Sequence[Any]) -> Grid:
-        """Return the grid of points (rows and context per sequence, batch, microseconds)."""
-        if len(points) > MOST_POINTS:
-            raise UsageError(f"there are {len(points)} points; there may be at most {MOST_POINTS}")
-        times: dict[tuple[float, float, float], float] = {}
-        for point in points:
-            rows, context, batch, us = _point(point)
-            if (rows, context, batch) in times:
-                raise UsageError(f"{reprlib.repr(point)} is measured twice")
-            times[rows, context, batch] = us
-        rows, contexts, batches = (tuple(sorted({key[i] for key in times})) for i in range(3))
-        missing = next((key for key in product(rows, contexts, batches) if key not in times), None)
-        if missing is not None:
-            raise UsageError(f"there is no time for rows, context, batch = {list(missing)}")
-        return cls(rows, contexts, batches, times)
-
-    def __call__(self, rows: float, context: float, batch: float) -> float:
-        """Return a forward's microseconds; rows and context per sequence may be fractions."""
-
-        def at_rows(c: float, b: float) -> float:
-            return _line(self.rows, [self.times[r, c, b] for r in self.rows], rows)
-
-        def at_context(b: float) -> float:
-            return _line(self.contexts, [at_rows(c, b) for c in self.contexts], context)
-
-        return _line(self.batches, [at_context(b) for b in self.batches], batch)
-
-    @property
-    def one_row(self) -> float:
-        return median(self(1, context, 1) for context in self.contexts)
-
-
-def _point(point: Any) -> tuple[float, float, float, float]:
-    numbers = point if isinstance(point, list) else []
-    if len(numbers) != 4 or not all(type(n) in (int, float) for n in numbers):
-        raise UsageError(
-            f"{reprlib.repr(point)} is no point; it must be [rows, context, batch, microseconds]"
-        )
-    rows, context, batch, us = numbers
-    placed = 1 <= rows <= MOST_ROWS and 0 <= context <= MOST_ROWS and 1 <= batch <= MOST_ROWS
-    if not placed or not _SHORTEST <= us <= _LONGEST:
-        raise UsageError(
-            f"{reprlib.repr(point)} is out of range; rows and batch must be at least 1, context at least 0, all at most "
-            f"{MOST_ROWS}, and the time at least {_SHORTEST:g} and at most {_LONGEST:g} microseconds"
-        )
-    return rows, context, batch, us
-
-
-def _line(xs: Axis, ys: Sequence[float], x: float) -> float:
-    if len(xs) == 1 or x <= xs[0]:
-        return ys[0]
-    right = min(bisect_right(xs, x), len(xs) - 1)
-    left = right - 1
-    y = ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left])
-    return max(y, ys[right]) if x > xs[-1] else y
-
-
-ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-"""Bytes of one weight by dtype."""
+WEIGHT_BITS = {"bfloat16": 16, "float16": 16, "float32": 32, "fp8": 8, "int8": 8, "int4": 4.25}
+"""Bits of a weight in a layer's matrices; int4 has two numbers of 16 bits for 128 weights."""
 
 SPLITS = ("layers", "tensor")
 """Distribution of a model over GPUs: whole layers on each, or a share of every layer on each."""
@@ -153,6 +76,18 @@ class Hardware:
     """Dense matrix products in the models' dtype, 10^12 per second."""
     collective_us: float | None = None
     """Microseconds that all GPUs wait for one all-reduce or gather, besides its bytes."""
+    memory_gib: float | None = None
+    """Memory of one GPU, 2^30 bytes: what a data sheet calls GB."""
+    fp8_tflops: float | None = None
+    """Dense products of fp8 weights; by default they are unpacked to 16 bits, as int4's are."""
+    int8_tops: float | None = None
+    """The same of int8 weights."""
+    hop_us: float = 0.0
+    """What each of the 2 (g - 1) steps of an all-reduce among g GPUs adds to `collective_us`."""
+    layer_us: float | None = None
+    """Microseconds of a layer's kernels and their launches besides streaming and products."""
+    host_us: float = 0.0
+    """Microseconds of the host per forward."""
 
     def known(self, name: str) -> float:
         value: float | None = getattr(self, name)
@@ -165,6 +100,11 @@ class Hardware:
 
     def compute_us(self, operations: float) -> float:
         return operations / (self.known("peak_tflops") * 1e6)
+
+    def speed_up(self, dtype: str) -> float:
+        """Return how many times as fast as those of 16 bits products with such weights are."""
+        peak = {"fp8": self.fp8_tflops, "int8": self.int8_tops}.get(dtype)
+        return peak / self.known("peak_tflops") if peak else 1.0
 
     def link_us(self, size: float) -> float:
         return size / (self.link_gb_s * 1e3)
@@ -195,40 +135,84 @@ class Model:
     the roofline."""
     attention_launches: float = ATTENTION_LAUNCHES
     """Attention's share of a layer's launches."""
+    heads: int = 0
+    """Query heads; 0 for dim / head_dim."""
+    tied: bool = False
+    """Whether the output head is the embedding table."""
+    experts: int = 0
+    """Experts of each layer, in place of its MLP; 0 for none."""
+    experts_per_token: int = 1
+    """Experts that compute a row."""
+    expert_ffn: int = 0
+    """Inner width of an expert."""
+    computed: bool = False
+    """Whether the speed is `computed_us`'s instead of a published one."""
+
+    @property
+    def attention_width(self) -> int:
+        return self.heads * self.head_dim or self.dim
 
     @property
     def attention_weights(self) -> int:
-        """Weights of one layer's attention: q, o, k and v; heads * head_dim = dim in all models."""
-        return 2 * self.dim**2 + 2 * self.dim * self.kv_heads * self.head_dim
+        """Weights of one layer's attention: q, o, k and v."""
+        return 2 * self.dim * (self.attention_width + self.kv_heads * self.head_dim)
 
     @property
-    def layer_weights(self) -> int:
-        """Weights of one layer: attention and MLP."""
-        return self.attention_weights + (3 if self.gated else 2) * self.dim * self.ffn
+    def layer_weights(self) -> float:
+        """Weights of one layer: attention and MLP; of a mixture with all experts."""
+        return self.attention_weights + self._mlp_weights(self.experts)
 
     @property
-    def weights(self) -> int:
-        """Weights that one forward reads: all layers and the output head."""
+    def weights(self) -> float:
+        """Weights of all layers and the output head: what one forward of many rows reads."""
         return self.layers * self.layer_weights + self.vocab * self.dim
 
     @property
     def element(self) -> int:
-        return ELEMENT_BYTES[self.dtype]
+        """Bytes of a number of the activations, the cache and the output head."""
+        return 4 if self.dtype == "float32" else 2
 
     @property
     def kv_bytes(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.element
+
+    def _mlp_weights(self, experts: float) -> float:
+        """Return the weights of one layer's MLP, or of its router and some of its experts."""
+        matrices = (3 if self.gated else 2) * self.dim
+        if not self.experts:
+            return matrices * self.ffn
+        return self.dim * self.experts + experts * matrices * self.expert_ffn
+
+    def experts_read(self, rows: int) -> float:
+        """Return how many of a layer's experts so many rows use, if they choose them evenly."""
+        return (
+            self.experts * (1 - (1 - self.experts_per_token / self.experts) ** rows) if self.experts else 0.0
+        )
 
     def forward_us(self, hardware: Hardware, rows: int, context: int, batch: int = 1) -> float:
         if self.measured is not None:
             return self.measured(rows / batch, context / batch, batch)
         return self.layers * self.launch_us(hardware) + self.roofline_us(hardware, rows, context, batch)
 
+    def computed_us(self, hardware: Hardware) -> float:
+        """Return one row's microseconds from the data sheet: the anchor without a published speed.
+
+        It is the roofline, the layers' launches, the host, and the waits of all-reduces.
+        """
+        tensor = self.split == "tensor" and self.gpus > 1
+        wait = hardware.known("collective_us") + 2 * (self.gpus - 1) * hardware.hop_us if tensor else 0.0
+        launches = self.layers * (hardware.known("layer_us") + 2 * wait)
+        return self.roofline_us(hardware, 1, 0) + launches + hardware.host_us
+
     def roofline_us(self, hardware: Hardware, rows: int, context: int, batch: int = 1) -> float:
         """Return the microseconds of a forward without its launches."""
-        busy = self._matrices_us(hardware, self.weights, self.layers, rows, context, batch)
-        cache = hardware.stream_us(self.kv_bytes * (context + rows)) / self._gpus_per_layer
-        return busy + cache + self._hops_us(hardware, rows)
+        read, used = (
+            self.layers * (self.attention_weights + self._mlp_weights(count))
+            for count in (self.experts_read(rows), self.experts_per_token)
+        )
+        head = self.vocab * self.dim
+        busy = self._matrices_us(hardware, (read, used, head), self.layers, rows, context, batch)
+        return busy + self._cache_us(hardware, rows, context) + self._hops_us(hardware, rows)
 
     def head_us(self, hardware: Hardware, work: Work, rows: int, context: int, batch: int = 1) -> float:
         """Return the microseconds of a drafting head's forward; arguments as for `Latency.head`.
@@ -238,9 +222,8 @@ class Model:
         layer's 40 operators). For a model measured on a grid: the model's time multiplied by the
         head's share of weights.
         """
-        weights = (
-            work.layers * self.layer_weights + work.squares * self.dim**2 + work.heads * self.vocab * self.dim
-        )
+        layer = self.attention_weights + (3 if self.gated else 2) * self.dim * self.ffn
+        weights = work.layers * layer + work.squares * self.dim**2 + work.heads * self.vocab * self.dim
         if self.measured is not None:
             return self.measured(rows / batch, context / batch, batch) * weights / self.weights
         outputs = work.outputs or rows
@@ -259,28 +242,45 @@ class Model:
     def attention_us(self, hardware: Hardware, rows: int, context: int, batch: int = 1) -> float:
         """Return the microseconds of one layer's attention: launches, matrices and KV rows."""
         launches = self.attention_launches * self._launch_known(hardware)
-        busy = self._matrices_us(hardware, self.attention_weights, 1, rows, context, batch)
-        cache = hardware.stream_us(self.kv_bytes * (context + rows)) / self._gpus_per_layer / self.layers
-        return launches + busy + cache
+        own = self.attention_weights
+        busy = self._matrices_us(hardware, (own, own, 0), 1, rows, context, batch)
+        return launches + busy + self._cache_us(hardware, rows, context) / self.layers
 
     def layer_us(self, hardware: Hardware, rows: int, context: int, batch: int = 1) -> float:
         """Return the microseconds of one layer without transfers."""
         launches = self._launch_known(hardware)
-        busy = self._matrices_us(hardware, self.layer_weights, 1, rows, context, batch)
-        cache = hardware.stream_us(self.kv_bytes * (context + rows)) / self._gpus_per_layer / self.layers
-        return launches + busy + cache
+        own = self.attention_weights
+        weights = (
+            own + self._mlp_weights(self.experts_read(rows)),
+            own + self._mlp_weights(self.experts_per_token),
+            0,
+        )
+        busy = self._matrices_us(hardware, weights, 1, rows, context, batch)
+        return launches + busy + self._cache_us(hardware, rows, context) / self.layers
 
     @property
     def _gpus_per_layer(self) -> int:
         return self.gpus if self.split == "tensor" else 1
 
     def _matrices_us(
-        self, hardware: Hardware, weights: int, layers: int, rows: int, context: int, batch: int
+        self,
+        hardware: Hardware,
+        weights: tuple[float, float, int],
+        layers: int,
+        rows: int,
+        context: int,
+        batch: int,
     ) -> float:
-        bandwidth = hardware.stream_us(weights * self.element)
-        attended = 4 * layers * self.dim * rows * _keys(rows, context, batch)
-        compute = hardware.compute_us(2 * weights * rows + attended)
+        """Return the microseconds of matrices: weights read, those a row uses, and the head's."""
+        read, used, head = weights
+        bandwidth = hardware.stream_us(read * WEIGHT_BITS[self.dtype] / 8 + head * self.element)
+        attended = 4 * layers * self.attention_width * rows * _keys(rows, context, batch)
+        products = used / hardware.speed_up(self.dtype) + head
+        compute = hardware.compute_us(2 * products * rows + attended)
         return max(bandwidth, compute) / self._gpus_per_layer
+
+    def _cache_us(self, hardware: Hardware, rows: int, context: int) -> float:
+        return hardware.stream_us(self.kv_bytes * (context + rows)) / self._gpus_per_layer
 
     def _hops_us(self, hardware: Hardware, rows: int) -> float:
         if self.gpus == 1:

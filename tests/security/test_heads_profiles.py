@@ -16,8 +16,8 @@ from specscope.engine.drafting.static import MOST_NODES, tree
 from specscope.engine.errors import UsageError
 from specscope.engine.heads.files import check_head, read_head
 from specscope.engine.heads.kinds import KINDS
+from specscope.engine.simulate.grid import Grid
 from specscope.engine.simulate.profile import FOLDER, Profile
-from specscope.engine.simulate.roofline import Grid
 from tests.engine.heads.random_heads import make_heads
 from tests.engine.model.tiny import reference, save
 from tests.security.odd import BOUNDED, ODD, SPECIAL, edit, put, refused, returns_or_refuses, spoiled

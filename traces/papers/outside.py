@@ -23,6 +23,7 @@ from typing import NamedTuple
 from specscope.engine.heads.work import Work
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.simulate.roofline import Model
+from specscope.engine.simulate.shapes import with_shape
 from specscope.traces.facts.closed_forms import pearl_tokens
 from specscope.traces.papers.parallelspec import round_cost
 from specscope.traces.papers.rows import Paper, numbers
@@ -109,15 +110,8 @@ def row_ms(pair: str) -> float:
 
 
 def _model(family: str, name: str, gpus: int, speed: float) -> Model:
-    return Model(
-        title=name,
-        **_DATA["models"][family][name],
-        dtype="bfloat16",
-        gpus=gpus,
-        speed=speed,
-        source="nano-PEARL",
-        split="tensor",
-    )
+    shape = with_shape({"shape": _DATA["shapes"][family][name]}, "")
+    return Model(**shape, dtype="bfloat16", gpus=gpus, speed=speed, split="tensor")
 
 
 PAPER = Paper(

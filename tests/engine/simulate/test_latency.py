@@ -11,9 +11,10 @@ import pytest
 
 from specscope.engine.errors import UsageError
 from specscope.engine.heads.work import Work
+from specscope.engine.simulate.grid import Grid
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile, profiles
-from specscope.engine.simulate.roofline import Grid, Hardware, Model
+from specscope.engine.simulate.roofline import Hardware, Model
 
 ALL = [(name, pair) for name in profiles() for pair in Profile.load(name).pairs]
 GRIDS = ("A100-OPT", "ssd-5xH100")
