@@ -246,7 +246,7 @@ def test_counts_that_are_not_told_by_place_are_refused(file, message):
 def test_the_counts_of_a_stream_are_those_of_its_rounds():
     """Its steps are not divided, so that only counts are known."""
     (trace,) = read_traces(PRINTED.parent / "servers" / "vllm-pair-completion-t0.jsonl").traces
-    found = best_length(trace, given=Given(c=0.1, row=0.02))
+    found = best_length(trace, given=GivenTimes(c=0.1, row=0.02))
     rates = [one.rate for one in measure(trace).per_level]
     share = sum(r.drafted > 0 for r in trace.rounds) / len(trace.rounds)
     assert found.lengths[2].tokens == pytest.approx(1 + share * (rates[0] + rates[0] * rates[1]))
