@@ -110,6 +110,6 @@ def load_head(path: str, target: LanguageModel, origin: str = "") -> Head:
         target.embedding = checkpoint.take(EMBEDDING, target.device, target.dtype)
     config, tensors = read_head(Path(path), device=target.device, dtype=target.dtype)
     head = KINDS[config.kind].load(config, tensors, target)
-    if target.steps is not None and head.layer is not None:
+    if target.steps is not None and head.layer is not None and not head.layer.decoder.shape.block:
         head.layer.decoder.steps = StaticSteps(head.layer.decoder)
     return head

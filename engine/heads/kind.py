@@ -58,7 +58,7 @@ class Kind:
     one sequence. A prefill is a first forward."""
     layered: bool
     """Whether it has a decoder layer, with KV rows and a context."""
-    sized_by: Literal["heads", "masks", ""] = ""
+    sized_by: Literal["heads", "masks", "block", ""] = ""
     """The config's field that bounds a draft's length; none: any length."""
     serves: str = ""
     """The kind that methods ask for; empty: this one."""
@@ -92,7 +92,7 @@ class Kind:
         return getattr(config, self.sized_by) if self.sized_by else 0
 
     def drafts(self, size: int) -> int:
-        """Return the tokens that a head drafts: one per head, or one more than its masks."""
+        """Return the tokens that a head drafts: one per head or place, or one more than its masks."""
         return size + 1 if self.sized_by == "masks" else size
 
     def levels(self, config: HeadConfig) -> int:
