@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,10 @@ MOST_SHARDS = 1000
 LONGEST_INDEX = 1 << 24
 """Most bytes of an index, and of the header of a safetensors file."""
 
+_LAYER = re.compile(r"model\.layers\.\d+\.")
+_MTP = "enorm.weight"
+"""The tensor that only a layer for drafting has, in DeepSeek's form."""
+
 
 class Checkpoint:
     """One or several safetensors files, by default those of a model in a directory.
@@ -66,6 +71,16 @@ class Checkpoint:
     def is_scaled(self) -> bool:
         return bool(self._scaled)
 
+    @property
+    def drafting_layers(self) -> list[str]:
+        """Names of the model's own layers for drafting (MTP), such as `model.layers.36.`."""
+        return [key.removesuffix(_MTP) for key in self._paths if _LAYER.match(key) and key.endswith(_MTP)]
+
+    def _drafts(self, key: str) -> bool:
+        """Return whether a tensor is of a layer for drafting, which the model itself does not use."""
+        layer = _LAYER.match(key)
+        return layer is not None and layer[0] + _MTP in self._paths
+
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Compare names, shapes and types of the tensors with the config's."""
         expected = self._stored(expected)
@@ -76,7 +91,10 @@ class Checkpoint:
         if unexpected := [
             key
             for key in self.shapes
-            if key not in expected and not _is_ignorable(key, expected) and not key.endswith(self._ignored)
+            if key not in expected
+            and not _is_ignorable(key, expected)
+            and not key.endswith(self._ignored)
+            and not self._drafts(key)
         ]:
             raise ModelError(f"{self.directory}: the weights hold {some(unexpected)}, unknown to config.json")
         for key, shape in expected.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specscope.engine.checkpoints.checkpoint import Checkpoint
+from specscope.engine.checkpoints.config import unused_layers
 from specscope.engine.checkpoints.sizes import shape_of
 from specscope.engine.errors import UsageError
 from specscope.engine.heads.config import HeadConfig
@@ -78,6 +79,10 @@ class Heads:
         paths = self.named
         if not paths and self.pair.heads_path and (stored := self.pair.heads_path / kind).is_dir():
             paths = (stored,)
+        if not paths and KINDS[kind].in_target and (declared := unused_layers(self.pair.target_path)):
+            if not Checkpoint(self.pair.target_path).drafting_layers:
+                raise UsageError(f"{declared}: train them (specscope train {kind}), or name a head with --head")
+            paths = (self.pair.target_path,)
         if not paths:
             raise UsageError(
                 f"{self.pair.name} has no drafting head of kind {kind}; name one with --head, or train it: "

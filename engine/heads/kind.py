@@ -67,6 +67,8 @@ class Kind:
     """(config, layers of the target) -> the config with all states numbered; raises ModelError."""
     own_lm_heads: bool = False
     """Whether a training can learn an LM head for each head."""
+    in_target: bool = False
+    """Whether a target's own checkpoint may have the head."""
     scaled: bool = False
     """Whether the config has the embeddings' scale; in other kinds a weight matrix includes it."""
     rescale: Callable[[Mapping[str, Tensor], float], dict[str, Tensor]] = _unscaled

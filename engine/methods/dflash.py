@@ -13,9 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from specscope.engine.drafting.planner import best_tree
-from specscope.engine.drafting.schedule import Ask
-from specscope.engine.methods.common import chain_drafts, head_layout, planned
-from specscope.engine.methods.registry import Situation, method, setting
+from specscope.engine.methods.common import chain_cut, chain_drafts, decode_chains, head_layout, planned
+from specscope.engine.methods.registry import Situation, method
 from specscope.engine.run.run import Run
 from specscope.engine.types import check_range
 
@@ -31,12 +30,7 @@ class Config:
         "block where nothing is planned.",
         64,
     )
-    confidence: float = setting(
-        0.0,
-        "End a draft after a token whose probability under the drafter is lower; 0 is never.",
-        low=0,
-        high=1,
-    )
+    confidence: float = chain_cut()
     drafts: str = chain_drafts()
 
 
@@ -58,7 +52,4 @@ def plan(cfg: Config, situation: Situation) -> Config:
     layout=lambda _: head_layout(HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    block = Ask(cfg.gamma, cfg.confidence)
-    while not run.done:
-        draft = await run.drafter.propose(run.x, block, sampled=cfg.drafts == "sampled")
-        run.commit(await run.target.verify(run.x, draft))
+    await decode_chains(run, cfg)

@@ -18,7 +18,7 @@ from specscope.engine.heads.modules import offsets
 
 MASKS, HEADS = 4, 5
 SEEDS = {"medusa": 0, "eagle": 3, "hydra": 6, "eagle3": 9, "parallelspec_eagle": 12}
-SEEDS |= {"parallelspec_medusa": 15, "dflash": 15}
+SEEDS |= {"parallelspec_medusa": 15, "dflash": 15, "mtp": 21}
 """Of all kinds: with this seed some drafts of a kind are accepted."""
 
 

@@ -31,6 +31,7 @@ METHODS = {
     "parallelspec_medusa": ("parallelspec_medusa", {}),
     "parallelspec_eagle": ("parallelspec_eagle", {"masks": 3}),
     "dflash": ("dflash", {}),
+    "mtp": ("mtp", {}),
     "eagle with EAGLE-3": ("eagle3", {}),
     "eagle2 with EAGLE-3": ("eagle3", {"top": 4, "depth": 4, "total": 12}),
 }

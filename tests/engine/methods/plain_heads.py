@@ -115,14 +115,19 @@ class Plain:
 
         return row
 
+    def _mtp(self, x: list[int], f: Tensor) -> Rows:
+        """EAGLE's, with norms."""
+        return self._eagle(x, f)
+
     def _fc(self, e: Tensor, f: Tensor) -> Tensor:
+        e, f = self._norm(self._config["embedding_scale"] * e, "enorm.weight"), self._norm(f, "hnorm.weight")
         return self._t["fc.weight"] @ torch.cat([e, f]) + self._t.get("fc.bias", torch.zeros(1))
 
     def _eagle(self, x: list[int], f: Tensor) -> Rows:
         @cache
         def state(path: tuple[int, ...]) -> Tensor:
             """The state predicted for the last token of a path."""
-            return self._layer(inputs(path))[-1]
+            return self._norm(self._layer(inputs(path)), "norm.weight")[-1]
 
         exact = [self._fc(self._embedding[x[j]], f[j - 1]) for j in range(1, len(x))]
 

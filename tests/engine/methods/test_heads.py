@@ -74,6 +74,7 @@ WARM = Sampling(1.5, top_k=20, top_p=0.9, seed=8)
         ("eagle with EAGLE-3", {}, WARM),
         ("parallelspec_eagle", {}, WARM),
         ("dflash", {}, WARM),
+        ("mtp", {}, WARM),
         # four masks draft the four levels of Medusa's tree; the other reading leaves one mask out
         ("parallelspec_medusa", {"first": "token"}, Sampling()),
         ("parallelspec_medusa", {"first": "mask"}, Sampling()),
@@ -105,6 +106,7 @@ def test_sampled_drafts_and_those_of_masks_equal_the_reference(world, method, mo
         ("eagle with EAGLE-3", {"draft_vocab": 3}),
         ("parallelspec_eagle", {"tokenizer": None}),
         ("parallelspec_medusa", {"embedding_scale": 2.5}),
+        ("mtp", {"qkv_bias": True, "embedding_scale": 2.5}),
         ("dflash", {"mask_token": 7, "embedding_scale": 2.5, "features": (3, 0)}),
         ("dflash", {"causal": True, "windows": (3, 0, 3), "own_lm_head": True, "draft_vocab": 40}),
         *((key, {"own": False, "draft_vocab": 40}) for key in METHODS if "EAGLE-3" not in key),
@@ -152,7 +154,7 @@ def test_a_heads_layer_keeps_rows_of_accepted_tokens_only(world, method):
     """Each draft first forwards the rows of the accepted tokens and of the target's own token."""
     cluster, _, _ = world
     trace = cluster.run(method, PROMPT, config=METHODS[method][1], limits=Limits(NEW))
-    masks, block = trace.header.config.get("masks", 0), trace.header.config.get("gamma", 0)
+    masks, block = trace.header.config.get("masks", 0), METHODS[method][0] == "dflash" and 4
     text = len(PROMPT)
     cached = text - 2  # the first token has no row, the last is not cached
     for r in trace.rounds:
