@@ -19,7 +19,7 @@ import torch
 from specscope.engine.checkpoints.config import is_complete
 from specscope.engine.errors import ModelError, one_line
 from specscope.engine.model.fields import MOST_LAYERS, MOST_POSITIONS, MOST_TOKENS, READ, WHOLE, check_fields
-from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.shape import ModelShape, head_dim
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -187,4 +187,5 @@ def layer_shape(fields: dict[str, Any]) -> ModelShape:
 
 
 def layer_fields(config: Any) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in LAYER_FIELDS}
+    given = {name: getattr(config, name) for name in LAYER_FIELDS if name != "head_dim"}
+    return given | {"head_dim": head_dim(config)}  # Qwen2's configs have none

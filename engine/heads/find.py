@@ -81,7 +81,9 @@ class Heads:
             paths = (stored,)
         if not paths and KINDS[kind].in_target and (declared := unused_layers(self.pair.target_path)):
             if not Checkpoint(self.pair.target_path).drafting_layers:
-                raise UsageError(f"{declared}: train them (specscope train {kind}), or name a head with --head")
+                raise UsageError(
+                    f"{declared}: train them (specscope train {kind}), or name a head with --head"
+                )
             paths = (self.pair.target_path,)
         if not paths:
             raise UsageError(

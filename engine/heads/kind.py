@@ -26,6 +26,7 @@ from specscope.engine.heads.modules import round_matrices
 from specscope.engine.heads.published import Published
 from specscope.engine.heads.work import Work
 from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.shape import ModelShape
 
 
 class PublishedForm(NamedTuple):
@@ -43,6 +44,10 @@ def _unscaled(tensors: Mapping[str, Tensor], _: float) -> dict[str, Tensor]:
 
 def _same(config: HeadConfig, _: int) -> HeadConfig:
     return config
+
+
+def _usual(_: ModelShape) -> dict[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +70,9 @@ class Kind:
     published: PublishedForm | None = None
     for_target: Callable[[HeadConfig, int], HeadConfig] = _same
     """(config, layers of the target) -> the config with all states numbered; raises ModelError."""
+    trained: Callable[[ModelShape], dict[str, Any]] = _usual
+    """(shape of the target) -> fields of the config of a head to train that are not the usual ones.
+    The last of its `features` is -1."""
     own_lm_heads: bool = False
     """Whether a training can learn an LM head for each head."""
     in_target: bool = False

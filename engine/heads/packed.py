@@ -32,6 +32,8 @@ class Texts(NamedTuple):
     anchors: np.ndarray
     """Tokens after which a draft begins, (A,) int64, rising; none is the first or the last of its
     text."""
+    states: Tensor | None = None
+    """What a head reads of the target at each token, (T, k D); None: the features."""
     answers: Tensor | None = None
     """Whether each token belongs to an answer, (T,) bool; losses count no others. None: all do."""
 

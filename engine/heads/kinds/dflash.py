@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +24,14 @@ from specscope.engine.heads import modules, packed
 from specscope.engine.heads.config import LAYER_FIELDS, MOST, HeadConfig, TensorShapes
 from specscope.engine.heads.drafting import Head, HeadForwards, HeadLayer, LevelLogits
 from specscope.engine.heads.kind import Kind, PublishedForm
-from specscope.engine.heads.published import QK_NORM, QKV_BIAS, Published, layer_config, states_read, target_name
+from specscope.engine.heads.published import (
+    QK_NORM,
+    QKV_BIAS,
+    Published,
+    layer_config,
+    states_read,
+    target_name,
+)
 from specscope.engine.heads.work import Work
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.shape import ModelShape
@@ -55,6 +63,10 @@ def _for_target(config: HeadConfig, layers: int) -> HeadConfig:
     return replace(config, features=tuple(-1 if i == layers else i for i in config.features))
 
 
+def _trained(shape: ModelShape) -> dict[str, Any]:
+    return {"features": (shape.layers // 2, -1), "qk_norm": True}
+
+
 def _matches(names: Collection[str]) -> bool:
     return "hidden_norm.weight" in names and "fc.weight" in names
 
@@ -74,7 +86,9 @@ def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published
     for name in wrong:
         raise ModelError(f"{file}: {name} is {reprlib.repr(given[name])}, which cannot be run yet")
     if missing := [name for name in ("block_size", "mask_token_id") if type(given.get(name)) is not int]:
-        raise ModelError(f"{file}: {missing[0]} is {reprlib.repr(given.get(missing[0]))}; it must be a number")
+        raise ModelError(
+            f"{file}: {missing[0]} is {reprlib.repr(given.get(missing[0]))}; it must be a number"
+        )
     speculators = "aux_hidden_state_layer_ids" in raw
     read = "aux_hidden_state_layer_ids" if speculators else "target_layer_ids"
     config = HeadConfig(
@@ -113,7 +127,8 @@ class DFlash(nn.Module):
         self.layers = nn.ModuleList(packed.PackedLayer(shape) for _ in config.windows)
         self.norm = packed.TrainableNorm(d, shape.eps)
         packed.init_matrices(self)
-        self.mask = packed.mask_vectors(int(config.mask_token < 0), d, "embedding")
+        learned = config.mask_token < 0  # small: what attention adds must not be lost in it
+        self.noise = nn.ParameterDict({"embedding": 0.02 * torch.randn(1, d)} if learned else {})
         if config.own_lm_head:
             self.lm_head = nn.ParameterDict({"weight": torch.empty(config.drafted, d)})
 
@@ -122,29 +137,34 @@ class DFlash(nn.Module):
 
     def inputs(self, numbers: Tensor, embedded: Tensor, _: Tensor) -> tuple[Tensor, None]:
         scaled = embedded * self.config.embedding_scale
-        return modules.replace_masks(numbers, scaled, self.mask.get("embedding")), None
+        return modules.replace_masks(numbers, scaled, self.noise.get("embedding")), None
 
-    def states(self, texts: packed.Texts, rows: packed.Packed) -> Tensor:
-        """Return the states of packed rows, (R, D); row 0 of a group is a state of the target."""
+    def blocks(self, texts: packed.Texts, count: int) -> list[Tensor]:
+        """Return the states of each of `count` masks after every anchor, (A, D) each.
+
+        The rows of a group are a state of the target, the last token, and the masks.
+        """
+        rows = packed.pack(texts, count + 1, within=False)
         given = (rows.numbers == 0)[:, None]
-        read = self.fuse(texts.features[rows.tokens - 1])
+        known = texts.features if texts.states is None else texts.states
+        read = self.fuse(known[rows.tokens - 1])
         x, _ = self.inputs((rows.numbers - 1).clamp(0, 1), texts.embedded[rows.tokens], read)
         rows = packed.with_blocks(rows)
         for layer in self.layers:
             x = layer(x, torch.where(given, read, layer.input_layernorm(x)), rows)  # type: ignore[operator]
-        return self.norm(x)
+        states = self.norm(x)
+        return [states[packed.rows_of_anchors(texts, rows, k + 2)] for k in range(count)]
 
     def learn(self, texts: packed.Texts) -> list[packed.Learned]:
-        """Return the states of all masks; row 1 of a group is the anchor, the others are masks."""
-        rows = packed.pack(texts, self.config.block + 1, within=True)
-        states, places = self.states(texts, rows), [rows.at(k + 2) for k in range(self.config.block)]
-        return [packed.Learned(states[at], rows.tokens[at] + k) for k, at in enumerate(places, 1)]
+        """Return the states of the masks whose token is in the text."""
+        learned = list[packed.Learned]()
+        for k, states in enumerate(self.blocks(texts, self.config.block), 1):
+            inside = torch.from_numpy(np.isin(texts.anchors, texts.anchors_with(k)))
+            learned.append(packed.Learned(states[inside], texts.anchor_tensor(k) + k))
+        return learned
 
     def draft(self, texts: packed.Texts, frozen: packed.Frozen, count: int) -> Tensor:
-        rows = packed.pack(texts, count + 1, within=False)
-        states = self.states(texts, rows)
-        places = (states[packed.rows_of_anchors(texts, rows, k + 2)] for k in range(count))
-        return torch.stack([frozen.draft_best(place) for place in places], 1)
+        return torch.stack([frozen.draft_best(states) for states in self.blocks(texts, count)], 1)
 
     def serve(self, target: Decoder, d2t: Tensor | None) -> Head:
         if self.config.own_lm_head:
@@ -170,5 +190,6 @@ KIND = Kind(
     sized_by="block",
     published=PublishedForm(_matches, _read),
     for_target=_for_target,
+    trained=_trained,
     scaled=True,
 )

@@ -56,7 +56,9 @@ def _read(path: Path, _: Mapping[str, Any], shapes: TensorShapes) -> Published:
         windows=(shape.windows[-1] or 0,),
     )
     if unknown := [name for ours, name in names.items() if ours not in KIND.tensors(head)]:
-        raise ModelError(f"{path}: {unknown[0]} is unknown to a layer for drafting (MTP), which cannot be run yet")
+        raise ModelError(
+            f"{path}: {unknown[0]} is unknown to a layer for drafting (MTP), which cannot be run yet"
+        )
     return Published(head, names)
 
 

@@ -97,7 +97,7 @@ def make_head(
             return 1 + 0.2 * torch.randn(size, generator=random)
         noise = torch.randn(size, generator=random) * scale / (size[-1] ** 0.5 if len(size) > 1 else 10)
         if name.startswith("mask"):
-            return noise + (kind != "dflash")
+            return 1 + noise
         if name == "fc.weight":  # the predicted state is close to the one that is read
             noise[:, -d:] += torch.eye(d)
         if kind == "dflash" and name.endswith(("v_proj.weight", "o_proj.weight")):

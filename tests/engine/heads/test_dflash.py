@@ -45,7 +45,11 @@ def publish(path: Path, form: str, **changes: object) -> Path:
     layer = SIZES | {"vocab_size": 97, "layer_types": LAYERS, "sliding_window": WINDOW + 1}
     config = {"architectures": ["DFlashDraftModel"], "block_size": BLOCK}
     if form == "speculators":
-        config |= {"speculators_model_type": "dflash", "transformer_layer_config": layer, "mask_token_id": MASK}
+        config |= {
+            "speculators_model_type": "dflash",
+            "transformer_layer_config": layer,
+            "mask_token_id": MASK,
+        }
         config |= {"aux_hidden_state_layer_ids": [1, 3], "sliding_window_non_causal": True}
     else:
         own = {"mask_token_id": MASK, "target_layer_ids": [0, 2]}
@@ -73,7 +77,9 @@ def test_drafts_equal_those_of_transformers(tmp_path, form, family):
     target, new = drifting(family), 24
     save_with_tokenizer(target, tmp_path / "target")
     head = publish(tmp_path / "head", form)
-    with specscope.open(Pair.of(tmp_path / "target"), runtime="local-thread", device="cpu", head=head) as cluster:
+    with specscope.open(
+        Pair.of(tmp_path / "target"), runtime="local-thread", device="cpu", head=head
+    ) as cluster:
         trace = cluster.run("dflash", PROMPT, limits=Limits(new))
     x, done = list(PROMPT), trace.token_ids()
     for r, (_, nodes) in zip(trace.rounds, drafts(trace).items(), strict=True):
@@ -93,7 +99,11 @@ def test_drafts_equal_those_of_transformers(tmp_path, form, family):
         ("z-lab", {"block_size": "6"}, "block_size is '6'; it must be a number"),
         ("z-lab", {"dflash_config": {"mask_token_id": 97, "target_layer_ids": [0, 2]}}, "mask_token is 97"),
         ("z-lab", {"dflash_config": {"mask_token_id": MASK}}, "target_layer_ids is None; it must be a list"),
-        ("z-lab", {"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 3]}}, "the target has 3 layers"),
+        (
+            "z-lab",
+            {"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 3]}},
+            "the target has 3 layers",
+        ),
         ("z-lab", {"sliding_window": 0}, "sliding_window is 0; it must be a whole number of at least 1"),
         ("z-lab", {"layer_types": ["full_attention"]}, "layer_types"),
         ("speculators", {"sample_from_anchor": True}, "sample_from_anchor is True"),

@@ -189,17 +189,22 @@ class Plain:
         output = self._model.model(torch.tensor([x[:-1]]), output_hidden_states=True)
         states = torch.cat([output.hidden_states[i] for i in self._config["features"]], -1)
         token, windows = self._config["mask_token"], self._config["windows"]
-        mask = self._t["mask.embedding"][0] if token < 0 else self._embedding[token]
+        mask = self._t["noise.embedding"][0] if token < 0 else self._embedding[token]
         scale, end = self._config["embedding_scale"], len(x) + self.levels
-        block = torch.stack([scale * self._embedding[x[-1]], *[mask if token < 0 else scale * mask] * self.levels])
+        block = torch.stack(
+            [scale * self._embedding[x[-1]], *[mask if token < 0 else scale * mask] * self.levels]
+        )
         distances = torch.arange(end)[None] - torch.arange(len(x) - 1, end)[:, None]
         near = distances.abs() < (max(windows) or end)
         near &= distances <= (0 if self._config["causal"] else end)
         masks = {"full_attention": None, "sliding_attention": near[None, None]}
         positions = torch.arange(end)[None]
         out = self._drafter()(block[None], states, masks, positions).last_hidden_state[0]
-        logits = [self._over_all_tokens(row @ self._t["lm_head.weight"].T) for row in out] if (
-            "lm_head.weight" in self._t) else [self._drafted(row) for row in out]
+        logits = (
+            [self._over_all_tokens(row @ self._t["lm_head.weight"].T) for row in out]
+            if ("lm_head.weight" in self._t)
+            else [self._drafted(row) for row in out]
+        )
         return lambda path: logits[1 + len(path)]
 
     def _drafter(self) -> torch.nn.Module:
@@ -207,11 +212,14 @@ class Plain:
         kinds = ["sliding_attention" if window else "full_attention" for window in windows]
         model = MuseGlimmerAssistantModel(
             MuseGlimmerAssistantConfig(
-                **shape, num_hidden_layers=len(windows), layer_types=kinds, target_layer_ids=self._config["features"]
+                **shape,
+                num_hidden_layers=len(windows),
+                layer_types=kinds,
+                target_layer_ids=self._config["features"],
             )
         )
         names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
-        kept = {n: t for n, t in self._t.items() if n.partition(".")[0] not in ("d2t", "lm_head", "mask")}
+        kept = {n: t for n, t in self._t.items() if n.partition(".")[0] not in ("d2t", "lm_head", "noise")}
         model.load_state_dict({names.get(name, name): tensor for name, tensor in kept.items()})
         return model.double().eval()
 
