@@ -77,7 +77,7 @@ class Checkpoint:
         return [key.removesuffix(_MTP) for key in self._paths if _LAYER.match(key) and key.endswith(_MTP)]
 
     def _drafts(self, key: str) -> bool:
-        """Return whether a tensor is of a layer for drafting, which the model itself does not use."""
+        """Return whether a tensor is of a layer for drafting, which the model does not use."""
         layer = _LAYER.match(key)
         return layer is not None and layer[0] + _MTP in self._paths
 

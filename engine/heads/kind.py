@@ -102,7 +102,7 @@ class Kind:
         return getattr(config, self.sized_by) if self.sized_by else 0
 
     def drafts(self, size: int) -> int:
-        """Return the tokens that a head drafts: one per head or place, or one more than its masks."""
+        """Return the tokens that a head drafts: one per head or place, one more than masks."""
         return size + 1 if self.sized_by == "masks" else size
 
     def levels(self, config: HeadConfig) -> int:

@@ -9,7 +9,8 @@
 | speculators, eagle | `fusion_fc.*`, `transformer.*`, `lm_head.weight` | eagle |
 | EAGLE-3 | `fc.weight`, `midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d` | eagle3 |
 | speculators, eagle3 | the same with `layers.0.*`, and `embed_tokens.weight` | eagle3 |
-| DFlash, also by speculators | `fc.weight`, `hidden_norm.weight`, `layers.{i}.*`, `norm.weight` | dflash |
+| DFlash, speculators, dflash | `fc.weight`, `hidden_norm.weight`, `layers.{i}.*` | dflash |
+| MTP in a target's file | `model.layers.{L}.*`, among them `enorm`, `hnorm`, `eh_proj` | mtp |
 
 Variants with other forwards are recognised and refused.
 """
@@ -28,6 +29,8 @@ from specscope.engine.heads.config import LAYER_FIELDS, MOST, HeadConfig, Tensor
 from specscope.engine.model.fields import LAYER_TYPES, READ
 
 QKV_BIAS = "layers.0.self_attn.q_proj.bias"
+DFLASH = "hidden_norm.weight"
+"""A tensor that only a DFlash drafter has."""
 QK_NORM = "layers.0.self_attn.q_norm.weight"
 _REFUSED = {
     "prefix_embeding_layer": "a Hydra++ head ({}), which cannot be run yet; use Hydra's mlp heads",
@@ -53,8 +56,8 @@ class Published(NamedTuple):
     """SpecScope's name of each tensor -> its name in the file."""
 
 
-_OTHER_DRAFTERS = re.compile(r"d-?flash-?2|d-?spark|mtp|next-?n|domino|p-?eagle", re.IGNORECASE)
-"""Drafters that are no heads of these kinds, by the names that their configs give them."""
+_OTHER_DRAFTERS = re.compile(r"d-?flash-?2?|d-?spark|mtp|next-?n|domino|p-?eagle", re.IGNORECASE)
+"""Drafters by the names that their configs give them; of these only DFlash can be run."""
 
 
 def check_supported(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> None:
@@ -64,7 +67,8 @@ def check_supported(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) ->
     families: Any = raw.get("architectures")
     named = (raw.get("speculators_model_type"), algorithm, *(families if isinstance(families, list) else ()))
     for name in (*named, raw.get("model_type")):
-        if isinstance(name, str) and (found := _OTHER_DRAFTERS.search(name)):
+        found = _OTHER_DRAFTERS.search(name) if isinstance(name, str) else None
+        if found and not (found[0].lower() == "dflash" and DFLASH in shapes):
             raise ModelError(
                 f"{path} is a drafter of the kind {found[0]} ({plain_name(name)}), which cannot be run yet; known are "
                 "Medusa, Hydra, EAGLE, DFlash and speculators"

@@ -25,6 +25,7 @@ from specscope.engine.heads.config import LAYER_FIELDS, MOST, HeadConfig, Tensor
 from specscope.engine.heads.drafting import Head, HeadForwards, HeadLayer, LevelLogits
 from specscope.engine.heads.kind import Kind, PublishedForm
 from specscope.engine.heads.published import (
+    DFLASH,
     QK_NORM,
     QKV_BIAS,
     Published,
@@ -43,7 +44,8 @@ _PLAIN = {"final_logit_softcapping": None, "output_multiplier": 1.0}
 
 
 def _check(config: HeadConfig) -> None:
-    config.check(block=(1, MOST), mask_token=(-1, config.vocab_size - 1))
+    config.check(block=(1, MOST))
+    config.check(mask_token=(-1, config.vocab_size - 1))
     config.check_features(least=-1)
     if not config.features:
         raise ModelError(f"features is []; it must name at least one state of the target, and at most {MOST}")
@@ -68,7 +70,7 @@ def _trained(shape: ModelShape) -> dict[str, Any]:
 
 
 def _matches(names: Collection[str]) -> bool:
-    return "hidden_norm.weight" in names and "fc.weight" in names
+    return DFLASH in names
 
 
 def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:

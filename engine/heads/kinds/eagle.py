@@ -56,7 +56,7 @@ def work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 
 
 
 class EagleLayer(nn.Module):
-    """The layer, with K masks in ParallelSpec; `normed` with norms of all inputs and of the output."""
+    """The layer, with K masks in ParallelSpec; if `normed`, with norms of inputs and output."""
 
     def __init__(self, config: HeadConfig, masks: int = 0, *, normed: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""DFlash: published checkpoints are read, and their drafts equal those of transformers' generator."""
+"""DFlash: published checkpoints are read, and draft what transformers' generator drafts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def publish(path: Path, form: str, **changes: object) -> Path:
 
 @torch.no_grad()
 def expected(target: torch.nn.Module, x: list[int]) -> list[int]:
-    """Return the tokens that transformers' generator drafts after x, of which the target read all but one."""
+    """Return what transformers' generator drafts after x; the target has not read its end."""
     config = GenerationConfig(max_length=500, do_sample=False)
     ends = target.get_input_embeddings(), target.get_output_embeddings()
     generator = DFlashTokenCandidateGenerator(drafter(), *ends, config)
