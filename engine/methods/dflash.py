@@ -1,6 +1,6 @@
 """DFlash: one forward of a block drafter drafts gamma tokens; the target verifies them as a chain.
 
-Source: DFlash (Chen et al. 2026, arXiv:2602.06036), section 4; confidence as in DSpark's idea.
+Source: DFlash (Chen et al. 2026, arXiv:2602.06036); the cut-off by confidence is DSpark's idea.
 
 Lossless. The drafter reads states of several target layers, which are keys and values of each of
 its own layers, and a block: the last token and gamma masks, which see each other in both
@@ -46,7 +46,7 @@ def plan(cfg: Config, situation: Situation) -> Config:
 
 @method(
     title="DFlash",
-    source="DFlash (2026), section 4",
+    source="DFlash (2026)",
     config=Config,
     plan=plan,
     layout=lambda _: head_layout(HEAD),
