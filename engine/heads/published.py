@@ -57,7 +57,9 @@ class Published(NamedTuple):
 
 
 _OTHER_DRAFTERS = re.compile(r"d-?flash-?2?|d-?spark|mtp|next-?n|domino|p-?eagle", re.IGNORECASE)
-"""Drafters by the names that their configs give them; of these only DFlash can be run."""
+"""Drafters by the names that their configs give them."""
+_RUN = re.compile(r"dflash", re.IGNORECASE)
+"""Of these, the one that can be run."""
 
 
 def check_supported(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> None:
@@ -66,9 +68,9 @@ def check_supported(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) ->
     algorithm = speculators.get("algorithm") if isinstance(speculators, dict) else None
     families: Any = raw.get("architectures")
     named = (raw.get("speculators_model_type"), algorithm, *(families if isinstance(families, list) else ()))
-    for name in (*named, raw.get("model_type")):
-        found = _OTHER_DRAFTERS.search(name) if isinstance(name, str) else None
-        if found and not (found[0].lower() == "dflash" and DFLASH in shapes):
+    for name in (name for name in (*named, raw.get("model_type")) if isinstance(name, str)):
+        found = _OTHER_DRAFTERS.search(name)
+        if found and not (_RUN.fullmatch(found[0]) and DFLASH in shapes):
             raise ModelError(
                 f"{path} is a drafter of the kind {found[0]} ({plain_name(name)}), which cannot be run yet; known are "
                 "Medusa, Hydra, EAGLE, DFlash and speculators"

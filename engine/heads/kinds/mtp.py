@@ -42,7 +42,7 @@ def _read(path: Path, _: Mapping[str, Any], shapes: TensorShapes) -> Published:
             f"model.layers.{shape.layers}."
         )
     names = dict[str, str]()
-    for name in (name for name in shapes if name.startswith(layers[0])):
+    for name in (stored for stored in shapes if stored.startswith(layers[0])):
         part, _, kind = name.removeprefix(layers[0]).rpartition(".")
         if part not in _SHARED:
             names[f"{_NAMES[part]}.{kind}" if part in _NAMES else f"layers.0.{part}.{kind}"] = name
