@@ -17,7 +17,7 @@ import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 
-from specscope.engine.checkpoints.config import read_json
+from specscope.engine.checkpoints.config import read_json, unused_layers
 from specscope.engine.errors import ModelError, one_line, plain_name
 from specscope.engine.files import cache_folder
 from specscope.engine.model.families import FAMILIES, Place
@@ -72,9 +72,9 @@ class Checkpoint:
         return bool(self._scaled)
 
     @property
-    def drafting_layers(self) -> list[str]:
-        """Names of the model's own layers for drafting (MTP), such as `model.layers.36.`."""
-        return [key.removesuffix(_MTP) for key in self._paths if _LAYER.match(key) and key.endswith(_MTP)]
+    def holds_drafting_layers(self) -> bool:
+        """Whether the model has layers of its own for drafting (MTP)."""
+        return any(map(self._drafts, self._paths))
 
     def _drafts(self, key: str) -> bool:
         """Return whether a tensor is of a layer for drafting, which the model does not use."""
@@ -241,6 +241,11 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as e:
         raise ModelError(f"{path} is not a complete safetensors file: {one_line(e)}") from None
+
+
+def drafts_itself(directory: Path) -> bool:
+    """Return whether a model's config declares layers for drafting, and its weights hold them."""
+    return bool(unused_layers(directory)) and Checkpoint(directory).holds_drafting_layers
 
 
 def _is_ignorable(key: str, expected: Mapping[str, tuple[int, ...]]) -> bool:

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Unpack
 
-from specscope.engine.checkpoints.checkpoint import Checkpoint
+from specscope.engine.checkpoints.checkpoint import drafts_itself
 from specscope.engine.checkpoints.config import unused_layers
 from specscope.engine.checkpoints.forms import split_form
 from specscope.engine.checkpoints.pair import Pair
@@ -89,7 +89,7 @@ class Cluster:
     def note(self) -> str:
         """What a user should know of the opened models; empty if there is nothing."""
         folders = dict.fromkeys(split_form(path)[0] for path in self.pair.models.values())
-        plain = (folder for folder in folders if not Checkpoint(folder).drafting_layers)
+        plain = (folder for folder in folders if not drafts_itself(folder))
         return "; ".join(filter(None, map(unused_layers, plain)))
 
     def stages(self, asked: int) -> int:

@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specscope.engine.checkpoints.checkpoint import Checkpoint
+from specscope.engine.checkpoints.checkpoint import Checkpoint, drafts_itself
 from specscope.engine.checkpoints.config import unused_layers
 from specscope.engine.checkpoints.sizes import shape_of
 from specscope.engine.errors import UsageError
@@ -80,7 +80,7 @@ class Heads:
         if not paths and self.pair.heads_path and (stored := self.pair.heads_path / kind).is_dir():
             paths = (stored,)
         if not paths and KINDS[kind].in_target and (declared := unused_layers(self.pair.target_path)):
-            if not Checkpoint(self.pair.target_path).drafting_layers:
+            if not drafts_itself(self.pair.target_path):
                 raise UsageError(
                     f"{declared}: train them (specscope train {kind}), or name a head with --head"
                 )

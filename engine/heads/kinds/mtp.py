@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specscope.engine.checkpoints.config import read_config
-from specscope.engine.errors import ModelError
+from specscope.engine.errors import ModelError, plain_name
 from specscope.engine.heads.config import HeadConfig, TensorShapes, layer_fields
 from specscope.engine.heads.kind import Kind, PublishedForm
 from specscope.engine.heads.kinds.eagle import EagleLayer, check, work
@@ -38,12 +38,12 @@ def _read(path: Path, _: Mapping[str, Any], shapes: TensorShapes) -> Published:
     layers = sorted(name.removesuffix("enorm.weight") for name in shapes if name.endswith(".enorm.weight"))
     if layers != [f"model.layers.{shape.layers}."]:
         raise ModelError(
-            f"{path} has {len(layers)} layers for drafting (MTP), the first is {layers[0]}; one can be run, "
+            f"{path} has {len(layers)} layers for drafting (MTP), the first is {plain_name(layers[0])}; one can be run, "
             f"model.layers.{shape.layers}."
         )
     names = dict[str, str]()
     for name in (stored for stored in shapes if stored.startswith(layers[0])):
-        part, _, kind = name.removeprefix(layers[0]).rpartition(".")
+        part, kind = name.removeprefix(layers[0]).rsplit(".", 1)
         if part not in _SHARED:
             names[f"{_NAMES[part]}.{kind}" if part in _NAMES else f"layers.0.{part}.{kind}"] = name
     head = HeadConfig(
@@ -57,7 +57,7 @@ def _read(path: Path, _: Mapping[str, Any], shapes: TensorShapes) -> Published:
     )
     if unknown := [name for ours, name in names.items() if ours not in KIND.tensors(head)]:
         raise ModelError(
-            f"{path}: {unknown[0]} is unknown to a layer for drafting (MTP), which cannot be run yet"
+            f"{path}: {plain_name(unknown[0])} is unknown to a layer for drafting (MTP), which cannot be run yet"
         )
     return Published(head, names)
 
