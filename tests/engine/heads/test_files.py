@@ -278,7 +278,7 @@ def test_a_published_form_is_read(form: str, tmp_path: Path) -> None:
 # Heads of a shortened vocabulary.
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "eagle", "parallelspec_medusa", "parallelspec_eagle"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "eagle3"])
 def test_a_head_multiplies_with_its_share_of_the_lm_head(kind, target, tmp_path):
     folders = [make_head(tmp_path / str(n), kind, target, draft_vocab=n) for n in (0, 40)]
     for levels, forward in ((1, 0), (2, 1)):
