@@ -12,6 +12,7 @@ from specscope.app.named import PromptRow, bench_prompts
 from specscope.app.pairs import NAMES
 from specscope.engine.bounds import check_prompt
 from specscope.engine.checkpoints.catalog import CATALOG, opening, stored_heads
+from specscope.engine.checkpoints.config import unused_layers
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.files import parse_json, read_text
 from specscope.engine.methods import BASELINE, find
@@ -45,11 +46,29 @@ def lacking(args: argparse.Namespace, key: str, config: Mapping[str, Any]) -> st
         )
     stored = stored_heads(name) if name else frozenset[str]()
     if layout.head and not args.head and layout.head not in stored and name in ("", *NAMES):
+        folder = Path(args.target) if args.target and not name else None
+        if folder is not None and folder.is_dir() and _may_be_in_target(layout.head):
+            if _drafts_itself(folder):
+                return ""
+            if declared := unused_layers(folder):
+                return f"{declared}: train them (specscope train {layout.head}), or name a head with --head"
         return (
             f"{key} needs a drafting head of kind {layout.head}, and {args.target or name} has none; name one with --head, "
             f"or train it: specscope train {layout.head}"
         )
     return ""
+
+
+def _may_be_in_target(head: str) -> bool:
+    from specscope.engine.heads.kinds import KINDS  # imports torch
+
+    return KINDS[head].in_target
+
+
+def _drafts_itself(folder: Path) -> bool:
+    from specscope.engine.checkpoints.checkpoint import drafts_itself  # imports torch
+
+    return drafts_itself(folder)
 
 
 MAX_PROMPT_FILE = 64 * 2**20

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 
-from specscope.engine.checkpoints.config import read_json
+from specscope.engine.checkpoints.config import read_json, unused_layers
 from specscope.engine.errors import ModelError, one_line, plain_name
 from specscope.engine.files import cache_folder
 from specscope.engine.model.families import FAMILIES, TensorPlace
@@ -38,6 +39,10 @@ _INDEX = "model.safetensors.index.json"
 MOST_SHARDS = 1000
 LONGEST_INDEX = 1 << 24
 """Most bytes of an index, and of the header of a safetensors file."""
+
+_LAYER = re.compile(r"model\.layers\.\d+\.")
+_MTP = "enorm.weight"
+"""The tensor that only a layer for drafting has, in DeepSeek's form."""
 
 
 class Checkpoint:
@@ -66,6 +71,16 @@ class Checkpoint:
     def is_scaled(self) -> bool:
         return bool(self._scaled)
 
+    @property
+    def holds_drafting_layers(self) -> bool:
+        """Whether the model has layers of its own for drafting (MTP)."""
+        return any(map(self._drafts, self._paths))
+
+    def _drafts(self, key: str) -> bool:
+        """Return whether a tensor is of a layer for drafting, which the model does not use."""
+        layer = _LAYER.match(key)
+        return layer is not None and layer[0] + _MTP in self._paths
+
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Compare names, shapes and types of the tensors with the config's."""
         expected = self._stored(expected)
@@ -76,7 +91,10 @@ class Checkpoint:
         if unexpected := [
             key
             for key in self.shapes
-            if key not in expected and not _is_ignorable(key, expected) and not key.endswith(self._ignored)
+            if key not in expected
+            and not _is_ignorable(key, expected)
+            and not key.endswith(self._ignored)
+            and not self._drafts(key)
         ]:
             raise ModelError(f"{self.directory}: the weights hold {some(unexpected)}, unknown to config.json")
         for key, shape in expected.items():
@@ -225,6 +243,11 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as e:
         raise ModelError(f"{path} is not a complete safetensors file: {one_line(e)}") from None
+
+
+def drafts_itself(directory: Path) -> bool:
+    """Return whether a model's config declares layers for drafting, and its weights hold them."""
+    return bool(unused_layers(directory)) and Checkpoint(directory).holds_drafting_layers
 
 
 def _is_ignorable(key: str, expected: Mapping[str, tuple[int, ...]]) -> bool:

@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
+from specscope.engine.checkpoints.checkpoint import drafts_itself
 from specscope.engine.checkpoints.progress import megabytes
 from specscope.engine.checkpoints.sizes import Size, layer_sizes, model_size, shape_of
 from specscope.engine.cluster.assignment import drafter_names, parts_on
@@ -214,7 +215,9 @@ def _uses(pool: Pool, parts: Iterable[Part]) -> list[Use]:
 
 def _head_files(pool: Pool, named: tuple[Path, ...]) -> dict[str, HeadFile]:
     folder = pool.pair.heads_path
-    paths = named or (sorted(p for p in folder.iterdir() if p.is_dir()) if folder and folder.is_dir() else ())
+    paths = named or (sorted(p for p in folder.iterdir() if p.is_dir()) if folder and folder.is_dir() else [])
+    if not named and drafts_itself(pool.pair.target_path):
+        paths = [*paths, pool.pair.target_path]
     files = dict[str, HeadFile]()
     for path in paths:
         file = HeadFile(path, check_head(path, pool.pair.target_path), pool.pair.target_path)

@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Unpack
 
+from specscope.engine.checkpoints.checkpoint import drafts_itself
 from specscope.engine.checkpoints.config import unused_layers
 from specscope.engine.checkpoints.forms import split_form
 from specscope.engine.checkpoints.pair import Pair
@@ -89,7 +90,8 @@ class Cluster:
     def note(self) -> str:
         """What a user should know of the opened models; empty if there is nothing."""
         folders = dict.fromkeys(split_form(path)[0] for path in self.pair.models.values())
-        return "; ".join(filter(None, (*map(unused_layers, folders), unchecked(self.placement.pool.latency))))
+        plain = (folder for folder in folders if not drafts_itself(folder))
+        return "; ".join(filter(None, (*map(unused_layers, plain), unchecked(self.placement.pool.latency))))
 
     def stages(self, asked: int) -> int:
         """Return how many devices a target's layers are split over: `asked`; by default for 0."""

@@ -18,8 +18,8 @@ import torch
 
 from specscope.engine.checkpoints.config import is_complete
 from specscope.engine.errors import ModelError, one_line
-from specscope.engine.model.fields import MOST_LAYERS, MOST_TOKENS, READ, WHOLE, check_fields
-from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.fields import MOST_LAYERS, MOST_POSITIONS, MOST_TOKENS, READ, WHOLE, check_fields
+from specscope.engine.model.shape import ModelShape, head_dim
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -47,8 +47,8 @@ _LLAMA: dict[str, Any] = {
 }
 """What a Llama config has unless it says otherwise, beside `LAYER_FIELDS`."""
 MOST = 64
-"""Largest number of heads, of layers per head, of masks, and of target states that are read."""
-_FLAGS = ("own_lm_head", "biased", "qkv_bias", "own_embedding", "norm_before_residual")
+"""Largest number of heads, of layers, of masks, of places, and of target states that are read."""
+_FLAGS = ("own_lm_head", "biased", "qkv_bias", "qk_norm", "own_embedding", "norm_before_residual", "causal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class HeadConfig:
     """Sizes of the decoder layer, named as in a transformers config; empty for medusa and hydra."""
     target: str = ""
     embedding_scale: float = 1.0
-    """Factor of E(x) before the feature is added (parallelspec_medusa)."""
+    """Factor of E(x): before the feature is added (parallelspec_medusa), or as input (dflash)."""
     own_lm_head: bool = False
-    """Whether each head has its own LM head (medusa, hydra)."""
+    """Whether each head has its own LM head (medusa, hydra), or the only one has (dflash)."""
     biased: bool = False
     """Whether `fc`, or a hydra's own LM head, has a bias."""
     qkv_bias: bool = False
@@ -87,6 +87,16 @@ class HeadConfig:
     """Whether the head has its own embedding (eagle3)."""
     norm_before_residual: bool = False
     """Whether attention's output is added to the normed state (eagle3)."""
+    qk_norm: bool = False
+    """Whether each head norms its queries and keys."""
+    block: int = 0
+    """Places that a block drafts (dflash)."""
+    windows: tuple[int, ...] = (0,)
+    """Sliding window of each decoder layer; 0 for none."""
+    causal: bool = False
+    """Whether places see no later ones in layers with a window (dflash)."""
+    mask_token: int = -1
+    """The target's token in every drafted place of a block; -1 for a learned vector (dflash)."""
 
     @property
     def drafted(self) -> int:
@@ -120,16 +130,23 @@ class HeadConfig:
             read = reprlib.repr(list(self.features))
             raise ModelError(f"features is {read}; supported is [-1], the target's last state")
 
-    def check_features(self) -> None:
-        valid = all(type(i) is int and 0 <= i <= MOST_LAYERS for i in self.features)
+    def check_features(self, least: int = 0) -> None:
+        valid = all(type(i) is int and least <= i <= MOST_LAYERS for i in self.features)
         if not valid or len(self.features) > MOST:
             raise ModelError(
                 f"features is {reprlib.repr(list(self.features))}; it must hold at most {MOST} whole numbers, "
-                f"at least 0 and at most {MOST_LAYERS}"
+                f"at least {least} and at most {MOST_LAYERS}"
             )
 
     def layer(self, *, input_norm: bool = False, final_norm: bool = False) -> ModelShape:
-        """Return the shape of the head's decoder layer; a ModelError for a wrong `shape`."""
+        """Return the shape of the head's decoder layers; a ModelError for a wrong `shape`."""
+        windows, most = self.windows, MOST if self.block else 1
+        valid = all(type(window) is int and 0 <= window <= MOST_POSITIONS for window in windows)
+        if not valid or not 1 <= len(windows) <= most:
+            raise ModelError(
+                f"windows is {reprlib.repr(list(windows))}; it must hold a whole number for each layer, at least 1 "
+                f"and at most {most} of them"
+            )
         given: Any = self.shape
         if not isinstance(given, dict):
             raise ModelError(f"shape is {reprlib.repr(given)}; it must hold the fields of a Llama config")
@@ -141,7 +158,15 @@ class HeadConfig:
             )
         with torch.device("cpu"):  # a head may be built on `meta`
             shape = layer_shape(self.shape | {"vocab_size": self.vocab_size})
-        return replace(shape, input_norm=input_norm, final_norm=final_norm, qkv_bias=self.qkv_bias)
+        return replace(
+            shape,
+            layers=len(windows),
+            windows=tuple(window or None for window in windows),
+            input_norm=input_norm,
+            final_norm=final_norm,
+            qkv_bias=self.qkv_bias,
+            qk_norm="head" if self.qk_norm else "",
+        )
 
 
 def layer_shape(fields: dict[str, Any]) -> ModelShape:
@@ -162,4 +187,5 @@ def layer_shape(fields: dict[str, Any]) -> ModelShape:
 
 
 def layer_fields(config: Any) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in LAYER_FIELDS}
+    given = {name: getattr(config, name) for name in LAYER_FIELDS if name != "head_dim"}
+    return given | {"head_dim": head_dim(config)}  # Qwen2's configs have none

@@ -120,6 +120,14 @@ class HeadForwards(Protocol):
         """
         ...
 
+    def block(self, trees: Sequence[Growing], mask: int) -> Sequence[Tensor]:
+        """Forward the prefixes' uncached states, then blocks: the last token, and masks.
+
+        `mask` is the id of the masks, one for each level. Returns their logits for each prefix,
+        (levels, N).
+        """
+        ...
+
     def deepen(self, trees: Sequence[Growing]) -> Sequence[Tensor]:
         """Forward the frontiers in one forward; each row reads its parent's predicted state.
 

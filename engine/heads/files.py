@@ -156,7 +156,7 @@ def recognise(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Publi
             return kind.published.read(path, raw, shapes)
     names = ", ".join(map(plain_name, sorted(shapes)[:3])) or "none"
     raise ModelError(
-        f"{path} is no known drafting head: its tensors are {names} ...; known are Medusa, Hydra, EAGLE and speculators"
+        f"{path} is no known drafting head: its tensors are {names} ...; known are Medusa, Hydra, EAGLE, DFlash and speculators"
     )
 
 
@@ -197,7 +197,7 @@ def _read_own(file: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Publi
     fields = {field.name for field in dataclasses.fields(HeadConfig)}
     try:
         given: dict[str, Any] = {name: value for name, value in raw.items() if name in fields}
-        given["features"] = tuple(given.get("features", (-1,)))
+        given |= {name: tuple(given[name]) for name in ("features", "windows") if name in given}
         config = HeadConfig(**given)
     except TypeError as error:
         raise ModelError(f"{file} is no head's config ({one_line(error)})") from None

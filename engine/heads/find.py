@@ -7,7 +7,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specscope.engine.checkpoints.checkpoint import Checkpoint
+from specscope.engine.checkpoints.checkpoint import Checkpoint, drafts_itself
+from specscope.engine.checkpoints.config import unused_layers
 from specscope.engine.checkpoints.sizes import shape_of
 from specscope.engine.errors import UsageError
 from specscope.engine.heads.config import HeadConfig
@@ -78,6 +79,12 @@ class Heads:
         paths = self.named
         if not paths and self.pair.heads_path and (stored := self.pair.heads_path / kind).is_dir():
             paths = (stored,)
+        if not paths and KINDS[kind].in_target and (declared := unused_layers(self.pair.target_path)):
+            if not drafts_itself(self.pair.target_path):
+                raise UsageError(
+                    f"{declared}: train them (specscope train {kind}), or name a head with --head"
+                )
+            paths = (self.pair.target_path,)
         if not paths:
             raise UsageError(
                 f"{self.pair.name} has no drafting head of kind {kind}; name one with --head, or train it: "
@@ -110,6 +117,6 @@ def load_head(path: str, target: LanguageModel, origin: str = "") -> Head:
         target.embedding = checkpoint.take(EMBEDDING, target.device, target.dtype)
     config, tensors = read_head(Path(path), device=target.device, dtype=target.dtype)
     head = KINDS[config.kind].load(config, tensors, target)
-    if target.steps is not None and head.layer is not None:
+    if target.steps is not None and head.layer is not None and not head.layer.decoder.shape.block:
         head.layer.decoder.steps = StaticSteps(head.layer.decoder)
     return head

@@ -26,6 +26,7 @@ from specscope.engine.heads.modules import round_matrices
 from specscope.engine.heads.published import Published
 from specscope.engine.heads.work import Work
 from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.shape import ModelShape
 
 
 class PublishedForm(NamedTuple):
@@ -45,6 +46,10 @@ def _same(config: HeadConfig, _: int) -> HeadConfig:
     return config
 
 
+def _usual(_: ModelShape) -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """One kind of head; its key is the name of its file."""
@@ -58,15 +63,20 @@ class Kind:
     one sequence. A prefill is a first forward."""
     layered: bool
     """Whether it has a decoder layer, with KV rows and a context."""
-    sized_by: Literal["heads", "masks", ""] = ""
+    sized_by: Literal["heads", "masks", "block", ""] = ""
     """The config's field that bounds a draft's length; none: any length."""
     serves: str = ""
     """The kind that methods ask for; empty: this one."""
     published: PublishedForm | None = None
     for_target: Callable[[HeadConfig, int], HeadConfig] = _same
     """(config, layers of the target) -> the config with all states numbered; raises ModelError."""
+    trained: Callable[[ModelShape], dict[str, Any]] = _usual
+    """(shape of the target) -> fields of the config of a head to train that are not the usual ones.
+    The last of its `features` is -1."""
     own_lm_heads: bool = False
     """Whether a training can learn an LM head for each head."""
+    in_target: bool = False
+    """Whether a target's own checkpoint may have the head."""
     scaled: bool = False
     """Whether the config has the embeddings' scale; in other kinds a weight matrix includes it."""
     rescale: Callable[[Mapping[str, Tensor], float], dict[str, Tensor]] = _unscaled
@@ -92,7 +102,7 @@ class Kind:
         return getattr(config, self.sized_by) if self.sized_by else 0
 
     def drafts(self, size: int) -> int:
-        """Return the tokens that a head drafts: one per head, or one more than its masks."""
+        """Return the tokens that a head drafts: one per head or place, one more than masks."""
         return size + 1 if self.sized_by == "masks" else size
 
     def levels(self, config: HeadConfig) -> int:

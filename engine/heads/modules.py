@@ -113,7 +113,7 @@ def residual(blocks: Iterable[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
 def decoder_layer(
     head: Any, shape: ModelShape, ends: tuple[Tensor, Callable[[Tensor], Tensor]], masks: int = 0
 ) -> Decoder:
-    """Move a head's layer to a decoder.
+    """Move a head's layers to a decoder.
 
     `head` is as `states_of` says; `ends` are the embedding, (V, D), and the LM head; mask k of the
     K `masks` has id -1 - k.

@@ -32,6 +32,8 @@ class Texts(NamedTuple):
     anchors: np.ndarray
     """Tokens after which a draft begins, (A,) int64, rising; none is the first or the last of its
     text."""
+    states: Tensor | None = None
+    """What a head reads of the target at each token, (T, k D); None: the features."""
     answers: Tensor | None = None
     """Whether each token belongs to an answer, (T,) bool; losses count no others. None: all do."""
 
@@ -113,6 +115,9 @@ class PackedLayer(nn.Module):
         self.post_attention_layernorm = TrainableNorm(width, shape.eps)
         gates = {name: nn.Linear(width, shape.inner, bias=False) for name in ("gate_proj", "up_proj")}
         self.mlp = nn.ModuleDict(gates | {"down_proj": nn.Linear(shape.inner, width, bias=False)})
+        if shape.qk_norm:
+            norms = {name: TrainableNorm(shape.head_dim, shape.eps) for name in ("q_norm", "k_norm")}
+            self.self_attn.update(norms)
         self._size, self._scale = shape.head_dim, shape.rope_scale
         self.register_buffer("frequencies", torch.tensor(shape.frequencies), persistent=False)
 
@@ -128,6 +133,8 @@ class PackedLayer(nn.Module):
         angles = packed.positions[:, None, None] * self.get_buffer("frequencies")
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
         q, k, v = (self.self_attn[f"{name}_proj"](x).unflatten(-1, (-1, self._size)) for name in "qkv")
+        if "q_norm" in self.self_attn:
+            q, k = self.self_attn["q_norm"](q), self.self_attn["k_norm"](k)
         sizes = [len(mask) for mask in packed.seen]
         split = (t.transpose(0, 1).split(sizes, 1) for t in (_rotate(q, cos, sin), _rotate(k, cos, sin), v))
         outputs = [
@@ -203,6 +210,13 @@ class Learned(NamedTuple):
             return self
         counted = texts.answers[self.labels]
         return Learned(self.states[counted], self.labels[counted], self.own)
+
+
+def with_blocks(packed: Packed) -> Packed:
+    """Let the rows of a group, which follow its token, attend to each other in both directions."""
+    groups = torch.where(packed.numbers > 0, packed.tokens, -1).split([len(mask) for mask in packed.seen])
+    seen = (m | (g[:, None] == g) & (g >= 0) for m, g in zip(packed.seen, groups, strict=True))
+    return packed._replace(seen=tuple(seen))
 
 
 def rows_of_anchors(texts: Texts, packed: Packed, number: int) -> Tensor:

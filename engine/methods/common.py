@@ -8,7 +8,7 @@ from typing import Any
 
 from specscope.engine.drafting.copy import Copier
 from specscope.engine.drafting.planner import best_tree
-from specscope.engine.drafting.schedule import WINDOW, Average, Schedule, fixed
+from specscope.engine.drafting.schedule import WINDOW, Ask, Average, Schedule, fixed
 from specscope.engine.drafting.static import MOST_NODES, spelled, within
 from specscope.engine.drafting.static import tree as tree_of
 from specscope.engine.drafting.suffix import Budget, SuffixDraft, SuffixTree
@@ -82,6 +82,15 @@ def chain_confidence() -> Any:
         0.0,
         "End a draft after a token whose probability under the drafter is lower; 0 is the schedule's own: "
         f"{UNSURE} if threshold, else never.",
+        low=0,
+        high=1,
+    )
+
+
+def chain_cut() -> Any:
+    return setting(
+        0.0,
+        "End a draft after a token whose probability under the drafter is lower; 0 is never.",
         low=0,
         high=1,
     )
@@ -257,6 +266,17 @@ async def decode_trees(run: Run, shape: TreeShape, *, sampled: bool, masked_tail
     """Draft a tree, verify it in one target forward, commit; until the run is done."""
     while not run.done:
         draft = await run.drafter.grow(run.x, shape, sampled=sampled, masked_tail=masked_tail)
+        run.commit(await run.target.verify(run.x, draft))
+
+
+async def decode_chains(run: Run, cfg: Any) -> None:
+    """Draft a chain, verify it in one target forward, commit; until the run is done.
+
+    `cfg` has `gamma`, `confidence` and `drafts`.
+    """
+    ask = Ask(cfg.gamma, cfg.confidence)
+    while not run.done:
+        draft = await run.drafter.propose(run.x, ask, sampled=cfg.drafts == "sampled")
         run.commit(await run.target.verify(run.x, draft))
 
 

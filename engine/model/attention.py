@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from specscope.engine.model.cache import Buffers, Cache
-from specscope.engine.model.slots import PAD
+from specscope.engine.model.slots import PAD, PROVISIONAL
 
 
 class CacheView(NamedTuple):
@@ -81,10 +82,11 @@ class SlotAttention:
         self.count = count
         self.rows_read = cache.rows_read(slot, count)
         """Rows that attention reads: the slot's rows, then padding."""
-        self.causal = self.chained or self._is_padded_chain(cache)
+        self._is_block = bool(cache.shape.block) and bool(cache.flags[slot, self.stop - 1] & PROVISIONAL)
+        self.causal = not self._is_block and (self.chained or self._is_padded_chain(cache))
         """Whether a causal mask is right for all rows but padding, whose output is not used."""
         self._cache = cache
-        self._single = count == 1 and self.chained and self.rows_read == self.stop
+        self._single = count == 1 and self.causal and self.rows_read == self.stop
         self._kv = cache.tensor.select(1, slot)
         self._new_kv = self._kv.narrow(2, self.start, count).unbind(0)
         self._buffered_kv = buffers.kv.narrow(1, first, count)
@@ -147,9 +149,12 @@ class SlotAttention:
 
     def _tree_mask(self, window: int | None) -> Tensor:
         visible = self._cache.ancestor_mask(self.slot, self.start)
+        if self._is_block and (window is None or self._cache.shape.block == "all"):
+            drafted = self._cache.flags[self.slot, : self.stop] & PROVISIONAL != 0
+            visible |= drafted[self.start :, None] & drafted
         if window is not None:
             positions = self._cache.positions[self.slot, : self.stop]
-            visible &= positions > positions[self.start :, None] - window
+            visible &= np.abs(positions - positions[self.start :, None]) < window
         hidden = torch.from_numpy(~visible).to(self._kv.device)
         mask = self._kv.new_full((self.count, self.rows_read), -torch.inf)
         mask[:, : self.stop].zero_().masked_fill_(hidden, -torch.inf)

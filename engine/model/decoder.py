@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from specscope.engine.model.int8 import rotated
 from specscope.engine.model.language import Output, never
 from specscope.engine.model.shape import EMBEDDING, POSITIONS, ModelShape
 from specscope.engine.model.shard import Ranks, Shard
-from specscope.engine.model.slots import Rows
+from specscope.engine.model.slots import PROVISIONAL, Rows
 from specscope.engine.model.stage import StageIO
 from specscope.engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
 
@@ -37,6 +37,15 @@ if TYPE_CHECKING:
     """(rows, embeddings (T, D)) -> (residual input (T, D), attention input (T, any width)).
 
     Without an attention input, attention reads the normed residual input."""
+
+
+class Given(NamedTuple):
+    """Rows whose states are given: attention reads them in every layer as they are."""
+
+    rows: Tensor
+    """(C,) int64."""
+    states: Tensor
+    """(C, D)."""
 
 
 class Decoder:
@@ -162,7 +171,10 @@ class Decoder:
             parts = list(attention_parts(cache, buffers, segments))
             rotation = self._rotation(cache, rows, indices, parts)
             x, attention_input = self._inputs(rows, cache.positions[rows.slots, indices], stage_io)
-            states = self.run_layers(x, attention_input, rotation, buffers, parts, hidden, fuzzy, stopped)
+            given = self._given(rows)
+            states = self.run_layers(
+                x, attention_input, rotation, buffers, parts, hidden, fuzzy, stopped, given
+            )
             cells = sum(part.cells(self.layers[0].window) for part in parts)
             if not self.is_last:
                 _required(stage_io).send(x)
@@ -249,6 +261,14 @@ class Decoder:
         x = self.embedding.index_select(0, torch.from_numpy(ids).to(self.device))
         return (x, None) if self.make_inputs is None else self.make_inputs(rows, x)
 
+    def _given(self, rows: Rows) -> Given | None:
+        """Return the rows of a block drafter that are no part of a block."""
+        if not self.shape.block:
+            return None
+        assert rows.vectors is not None, "a head's rows carry states"
+        places = torch.from_numpy(np.flatnonzero(rows.flags & PROVISIONAL == 0)).to(self.device)
+        return Given(places, rows.vectors.index_select(0, places))
+
     def run_layers(
         self,
         x: Tensor,
@@ -259,6 +279,7 @@ class Decoder:
         hidden: tuple[int, ...],
         fuzzy: Fuzzy | None = None,
         stopped: Callable[[], bool] = never,
+        given: Given | None = None,
     ) -> dict[int, Tensor]:
         """Run the layers on x, (T, D), in place; return the states of the layers in `hidden`.
 
@@ -271,6 +292,7 @@ class Decoder:
             hidden: See `Output.hidden`.
             fuzzy: Groups of layers; default: an exact forward.
             stopped: See `LanguageModel.forward`.
+            given: Rows of a block drafter whose states are the target's.
         """
         rotations, groups = rotation.unbind(0), fuzzy.groups if fuzzy is not None else self._single_layers
         states = {0: x.clone()} if 0 in hidden else {}
@@ -278,6 +300,8 @@ class Decoder:
         def attend(i: int) -> None:
             layer = self.layers[i]
             state = layer.norm(x) if i or attention_input is None else attention_input
+            if given is not None:
+                state = state.index_copy(0, given.rows, given.states)
             layer.qkv.into(buffers.qkv, state)
             if layer.qk_norm is not None:
                 buffers.queries_keys.copy_(layer.qk_norm(buffers.queries_keys))

@@ -157,6 +157,10 @@ class ModelShape:
     """Whether attention reads normed states; False in EAGLE's layer."""
     final_norm: bool = True
     """Whether the LM head reads normed states; False in EAGLE's layer."""
+    block: Literal["", "unlimited", "all"] = ""
+    """Layers in which the rows of one draft also see later ones: none, those without a window, all.
+
+    Only in a block drafter, whose other rows have given states (`Decoder.run_layers`)."""
     family: str = "LlamaForCausalLM"
     layer_norm: bool = False
     """Whether norms subtract the mean and have biases; otherwise they are RMS norms."""

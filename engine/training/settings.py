@@ -114,6 +114,8 @@ HEAD_DEFAULTS: dict[str, dict[str, Any]] = {
     "eagle": {"size": 5, "regression": 10.0},
     "parallelspec_medusa": {"size": 4, "anchors": 1.0},
     "parallelspec_eagle": {"size": 4, "anchors": 1.0, "regression": 10.0, "fade": 1.0},
+    "dflash": {"size": 5, "anchors": 0.3},
+    "mtp": {"size": 5, "regression": 10.0},
 }
 """Trainable kinds of drafting heads, and the defaults in which each differs from `HeadOptions`."""
 _TABLE_3 = {"batch": 32, "optimizer": "adamw", "weight_decay": 0.0, "anchors": 1.0, "token_loss": 1.0}
@@ -218,7 +220,8 @@ class HeadOptions(Recipe):
 
     size: int = setting(
         4,
-        "Heads (Medusa, Hydra), masks K (ParallelSpec, from 0), or measured drafts (EAGLE).",
+        "Heads (Medusa, Hydra), masks K (ParallelSpec, from 0), places of a block (DFlash), or measured drafts "
+        "(EAGLE, MTP).",
         low=0,
         high=64,
     )

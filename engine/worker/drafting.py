@@ -150,6 +150,13 @@ class PackedForwards:
         chains = [(tuple(range(-1, -1 - n, -1)), tuple(range(-1, n - 1))) for n in masks]
         return self._follow("draft", [tree.prefix for tree in trees], chains)
 
+    def block(self, trees: Sequence[Growing], mask: int) -> list[torch.Tensor]:
+        ends = [int(tree.prefix.tokens[-1]) for tree in trees]
+        blocks = [(end, *[mask] * tree.levels) for end, tree in zip(ends, trees, strict=True)]
+        chains = [(ids, tuple(range(-1, len(ids) - 1))) for ids in blocks]
+        logits = self._follow("draft", [tree.prefix for tree in trees], chains)
+        return [rows[2:] for rows in logits]  # neither the last state nor the last token drafts
+
     def prefill(self, prefixes: Sequence[Prefix]) -> None:
         self._follow("prefill", prefixes, [NO_DRAFT] * len(prefixes), logits=False)
 

@@ -21,9 +21,9 @@ from tests.engine.toy_methods import METHODS, configured, method, sampled_tree, 
 
 EXACT = 1e-9
 ONE = Sampling(1.0)
-PARALLEL = ("medusa", "parallelspec_medusa", "parallelspec_eagle")
+PARALLEL = ("medusa", "parallelspec_medusa", "parallelspec_eagle", "dflash")
 """Methods whose drafters draft all levels at once, independent of the tokens between."""
-HEADS = (*PARALLEL, "eagle", "eagle2", "hydra")
+HEADS = (*PARALLEL, "eagle", "eagle2", "hydra", "mtp")
 """Methods with drafting heads."""
 SAMPLINGS = [
     Sampling(1.0, top_k=3),

@@ -277,12 +277,15 @@ class ToyDrafter:
     def chain(self, prefix: Prefix, ask: Ask, sampled: bool, damping: Sequence[Damping]) -> Draft:
         tokens, context = list[DraftToken](), tuple(prefix.tokens.tolist())
         sampling, drawn = self.run.sampling, sampled and not self.run.sampling.greedy
+        columns, size = getattr(self.logits, "columns", Columns()), len(self.run.target.logits(context))
         for i in range(ask.tokens):
-            damped = damping[i] if drawn and damping else None
-            q = drafter_row(self.logits, context, sampling if drawn else Sampling(1.0), damped)
-            token = self.run.draws.choose(Key(len(context), "draft"), q) if drawn else int(q.argmax())
-            probability = float(q[token])
-            tokens.append(DraftToken(token, i - 1, self.run.keep(q) if drawn else None, probability))
+            damped, logits = damping[i] if drawn and damping else None, self.logits
+            row = logits.level(context[: len(prefix)], i) if isinstance(logits, Parallel) else logits(context)
+            q = q_of(row, sampling if drawn else Sampling(1.0), damped)
+            column = self.run.draws.choose(Key(len(context), "draft"), q) if drawn else int(q.argmax())
+            token, probability = columns.token(column), float(q[column])
+            kept = self.run.keep(columns.spread(q, size)) if drawn else None
+            tokens.append(DraftToken(token, i - 1, kept, probability))
             context = (*context, token)
             if probability < ask.stop_below:
                 break

@@ -79,6 +79,12 @@ METHODS = spelled_out(f"""
 4 parallelspec_medusa: tree={SMALL} masks=2 | tree={SMALL} masks=2 first=mask
 3 parallelspec_eagle: tree={TWO} masks=2
 4 parallelspec_eagle: tree={SMALL} masks=2 drafts=greedy
+4 dflash: gamma=2 | gamma=2 confidence=0.4
+3 dflash: gamma=3
+4 dflash: gamma=3 drafts=greedy confidence=0.4
+4 mtp: gamma=2 | gamma=2 confidence=0.4
+3 mtp: gamma=3
+4 mtp: gamma=3 drafts=greedy confidence=0.4
 4 specbranch: gamma=2 length=2 threshold=0.5
 3 specbranch: gamma=1 length=2 threshold=0.6 branches=6
 4 specbranch: gamma=2 length=2 threshold=0.4 branches=1

@@ -94,7 +94,7 @@ def bundled() -> Outputs:
     """Yield what the bundled pair decides: for heads, which compute in int8, the greedy text."""
     with specscope.open("bundled", profile=EIGHT, runtime="virtual") as cluster:
         for method, entry in METHODS.items():
-            head = bool(entry.layout(entry.plan(entry.configure({}), cluster.situation)).head)
+            head = bool(entry.layout(entry.configure({})).head)
             trace = _run(cluster, method, {}, GREEDY if head else SAMPLED, Limits(24))
             if trace is not None:
                 text = flat({"texts": [trace.text]}) if head else decided(trace)

@@ -57,7 +57,7 @@ def head(made, tmp_path):
         ("eagle3", {"draft_vocab": 10**12}, "draft_vocab is 1000000000000; it must be a whole number"),
         ("eagle3", {"features": [0] * 100_000}, "it must hold at most 64 whole numbers, at least 0"),
         ("eagle3", {"features": [10**9]}, "it must hold at most 64 whole numbers, at least 0 and at most 1024"),
-        ("eagle", {"kind": "x\ny" * 1000}, "it must be one of eagle, eagle3, hydra"),
+        ("eagle", {"kind": "x\ny" * 1000}, "it must be one of dflash, eagle, eagle3, hydra"),
         ("eagle", {"kind": ["eagle"]}, "kind is ['eagle']; it must be one of"),
         ("eagle", {"embedding_scale": float("nan")}, "embedding_scale is nan; it must be a number above 0"),
         ("eagle", {"shape": "x" * 10_000}, "it must hold the fields of a Llama config"),

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specscope
+from specscope.app.pairs import able
 from specscope.engine.errors import StoreError
-from specscope.engine.methods import METHODS
 from specscope.engine.types import Limits
 from specscope.traces.database.store import Store
 from specscope.traces.view.packed import packed, packed_run
@@ -32,7 +32,8 @@ def several(method, config=None, load=None):
 
 
 RUNS = {
-    method: lambda method=method: bundled().run(method, PROMPTS[0], limits=LIMITS) for method in METHODS
+    method: lambda method=method: bundled().run(method, PROMPTS[0], limits=LIMITS)
+    for method in able("bundled")
 } | {
     "dsi-pool": lambda: dsi([True, False, True, True] * 4, new=16),
     "easyspec-fuzzy": lambda: easyspec(gamma=3, new=16),

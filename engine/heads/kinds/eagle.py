@@ -56,22 +56,24 @@ def work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 
 
 
 class EagleLayer(nn.Module):
-    """The layer, with K masks in ParallelSpec."""
+    """The layer, with K masks in ParallelSpec; if `normed`, with norms of inputs and output."""
 
-    def __init__(self, config: HeadConfig, masks: int = 0) -> None:
+    def __init__(self, config: HeadConfig, masks: int = 0, *, normed: bool = False) -> None:
         super().__init__()
-        shape, d = config.layer(), config.hidden_size
-        self.config, self.masks = config, masks
+        shape, d = config.layer(input_norm=normed, final_norm=normed), config.hidden_size
+        self.config, self.masks, self._shape = config, masks, shape
         self.fc = nn.Linear(2 * d, d, bias=config.biased)
         self.layers = nn.ModuleList([packed.PackedLayer(shape)])
-        self.norm = nn.Identity()
+        norms = [packed.TrainableNorm(d, shape.eps) if normed else nn.Identity() for _ in range(3)]
+        self.enorm, self.hnorm, self.norm = norms
         packed.init_matrices(self)
         self.mask = packed.mask_vectors(masks, d, "embedding", "feature")
 
     def inputs(self, numbers: Tensor, embedded: Tensor, features: Tensor) -> tuple[Tensor, None]:
+        embedded = embedded * self.config.embedding_scale
         embedded = modules.replace_masks(numbers, embedded, self.mask.get("embedding"))
         features = modules.replace_masks(numbers, features, self.mask.get("feature"))
-        return self.fc(torch.cat((embedded, features), -1)), None
+        return self.fc(torch.cat((self.enorm(embedded), self.hnorm(features)), -1)), None
 
     def learn(self, texts: packed.Texts) -> list[packed.Learned]:
         return packed.learn_with_masks(self, texts, self.masks)
@@ -100,7 +102,7 @@ class EagleLayer(nn.Module):
     ) -> Head:
         lm_head, columns = modules.lent_lm_head(target, d2t)
         ends = (target.embedding, lm_head)
-        decoder = modules.decoder_layer(self, self.config.layer(), ends, self.masks)
+        decoder = modules.decoder_layer(self, self._shape, ends, self.masks)
         exact, guessed = (work(self.config, level, level - 1) for level in (1, 2))
         return Head(columns, draft, HeadLayer(decoder, exact, guessed), keeps)
 

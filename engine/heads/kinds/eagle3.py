@@ -24,7 +24,7 @@ from specscope.engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes
 from specscope.engine.heads.drafting import Head, HeadLayer
 from specscope.engine.heads.kind import Kind, PublishedForm
 from specscope.engine.heads.packed import PackedLayer, TrainableNorm
-from specscope.engine.heads.published import QKV_BIAS, Published, layer_config, target_name
+from specscope.engine.heads.published import QKV_BIAS, Published, layer_config, states_read, target_name
 from specscope.engine.heads.work import Work
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.shape import ModelShape
@@ -111,10 +111,7 @@ def _states(file: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
     """
     for fields, offset in ((raw, 0), (_nested(raw), 1)):
         if (ids := fields.get(_LAYER_IDS)) is not None:
-            numbers = isinstance(ids, list) and all(type(i) is int and i + offset >= 0 for i in ids)
-            if not numbers or not ids:
-                raise ModelError(f"{file}: {_LAYER_IDS} is {reprlib.repr(ids)}; it must be a list of layers")
-            return tuple(i + offset for i in ids)
+            return states_read(file, _LAYER_IDS, ids, offset)
     return ()
 
 

@@ -14,14 +14,16 @@ import torch
 from specscope.engine.checkpoints.config import read_config
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import UsageError
+from specscope.engine.heads.config import HeadConfig
 from specscope.engine.heads.files import HeadWeights, read_head
 from specscope.engine.heads.kinds import KINDS
 from specscope.engine.heads.modules import target_ids
 from specscope.engine.heads.packed import Frozen, Texts
+from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.shape import ModelShape
 from specscope.engine.training.card import fill, table
 from specscope.engine.training.data import SOURCES
-from specscope.engine.training.heads.features import features_of
+from specscope.engine.training.heads.features import LAST, features_of
 from specscope.engine.training.heads.losses import DraftAcceptance, acceptance
 from specscope.engine.training.heads.train import PLOT, read_frozen
 from specscope.engine.training.loop import read_facts
@@ -64,8 +66,9 @@ def make_heads_card(pair: Pair, folder: Path, settings: CardSettings) -> str:
     target = pair.target_path
     shape = ModelShape.of(read_config(target), target)
     frozen = read_frozen(target, shape, torch.device("cpu"))
-    answers = list(_answers(LoadedPair.load(pair), frozen, settings))
-    heads = [_measure(folder / FOLDER / kind, target, frozen, answers) for kind in kinds]
+    loaded = LoadedPair.load(pair)
+    answers = list(_answers(loaded, frozen, settings))
+    heads = [_measure(folder / FOLDER / kind, target, loaded.target, frozen, answers) for kind in kinds]
     return render(answers, heads, read_facts(folder / FOLDER).get("notes", []))
 
 
@@ -73,10 +76,11 @@ def restore(weights: HeadWeights) -> Any:
     """Return the module of a head, as it is trained.
 
     A UsageError if it has parts that no trained head has: LM heads of a kind that learns none,
-    biases, or more than one layer.
+    biases, more than one layer, windows, or a token of the target as mask.
     """
     config, kind = weights.config, KINDS[weights.config.kind]
-    strange = config.biased or config.qkv_bias or config.layers != 1
+    strange = config.biased or config.qkv_bias or config.layers != 1 or config.mask_token >= 0
+    strange = strange or config.windows != (0,)
     if config.kind not in HEAD_DEFAULTS or strange or (config.own_lm_head and not kind.own_lm_heads):
         raise UsageError(
             f"kind {config.kind} with own LM heads, biases or more layers cannot be measured here"
@@ -131,13 +135,26 @@ def chained(matches: Sequence[bool], count: int) -> DraftAcceptance:
     return DraftAcceptance(tuple(reached), tuple(accepted))
 
 
-def _measure(path: Path, target: Path, frozen: Frozen, answers: Sequence[Answers]) -> MeasuredHead:
+def read_by(config: HeadConfig, text: Texts, target: Decoder) -> Texts:
+    """Return a text with the states that a head reads."""
+    if config.features == LAST:
+        return text
+    (states,) = features_of(target, [text.ids.numpy()], config.features)
+    return text._replace(states=states)
+
+
+def _measure(
+    path: Path, target: Path, decoder: Decoder, frozen: Frozen, answers: Sequence[Answers]
+) -> MeasuredHead:
     kind, weights = path.name, read_head(path, target)
     head, count = restore(weights), KINDS[kind].levels(weights.config) or DRAFTS
     if weights.config.draft_vocab:
         frozen = frozen.shortened(target_ids(weights.tensors["d2t"]).sort().values)
     accepted = {
-        part.name: reduce(add, (acceptance(head, text, frozen, count) for text in part.texts))
+        part.name: reduce(
+            add,
+            (acceptance(head, read_by(weights.config, t, decoder), frozen, count) for t in part.texts),
+        )
         for part in answers
     }
     return MeasuredHead(

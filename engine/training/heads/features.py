@@ -29,23 +29,28 @@ HELD_OUT = 50
 """One of every 50 texts is held out: it is measured on, never trained on."""
 
 
-def features_of(decoder: Decoder, texts: list[np.ndarray]) -> list[Tensor]:
-    """Return the final normed hidden state at every token of each text, (L, D) each."""
+LAST = (-1,)
+"""The final normed state, a target's features."""
+
+
+def features_of(decoder: Decoder, texts: list[np.ndarray], layers: tuple[int, ...] = LAST) -> list[Tensor]:
+    """Return the hidden states of `layers` at every token of each text, (L, k D) each."""
     cache = decoder.new_cache(len(texts), max(map(len, texts)))
     rows = Rows.join([Rows.chain(i, ids, 0) for i, ids in enumerate(texts)])
-    hidden = decoder.forward(cache, rows, np.empty(0, dtype=np.int64), hidden=(-1,)).hidden[-1]
-    return list(hidden.clone().split([len(ids) for ids in texts]))
+    hidden = decoder.forward(cache, rows, np.empty(0, dtype=np.int64), hidden=layers).hidden
+    return list(torch.cat([hidden[layer] for layer in layers], 1).split([len(ids) for ids in texts]))
 
 
 class Batches:
     """Texts with their features, in batches that depend on the seed and the step only.
 
-    `features` are the target's at each token, (N, D); `frozen` is on the device to train on;
+    `states` are what the head reads at each token, (N, k D), the features last; `frozen` is on the
+    device to train on;
     `length` is the most tokens of a text that are used.
     """
 
-    def __init__(self, corpus: Corpus, features: Tensor, frozen: Frozen, length: int) -> None:
-        self._corpus, self._features, self._frozen, self._length = corpus, features, frozen, length
+    def __init__(self, corpus: Corpus, states: Tensor, frozen: Frozen, length: int) -> None:
+        self._corpus, self._states, self._frozen, self._length = corpus, states, frozen, length
         lengths = np.minimum(np.diff(corpus.starts), length)
         answers = corpus.starts[:-1] if corpus.answers is None else corpus.answers
         self._prompts = answers - corpus.starts[:-1]
@@ -88,11 +93,12 @@ class Batches:
         ids = torch.from_numpy(self._corpus.ids[indices].astype(np.int64)).to(device)
         prompts = self._prompts[chosen]
         within = [places[places >= prompt - 1] for places, prompt in zip(anchors, prompts, strict=True)]
-        features = self._features[torch.from_numpy(indices)].float().to(device)
+        states = self._states[torch.from_numpy(indices)].float().to(device)
+        features = states[:, -self._frozen.embedding.shape[1] :]
         counted = [np.arange(n) >= prompt for n, prompt in zip(lengths, prompts, strict=True)]
         answers = torch.from_numpy(np.concatenate(counted)).to(device)
         anchored = np.concatenate([start + places for start, places in zip(starts[:-1], within, strict=True)])
-        return Texts(ids, self._frozen.embed(ids), features, starts, anchored, answers)
+        return Texts(ids, self._frozen.embed(ids), features, starts, anchored, states, answers)
 
     def _chosen(self, first: int, count: int, seed: int) -> np.ndarray:
         """Return texts `first` to `first + count` of an endless series of shuffled epochs."""
@@ -111,20 +117,23 @@ _AT_ONCE = 16
 _NAME = "features"
 
 
-def stored_features(folder: Path, corpus: Corpus, target: Path, training: Training) -> Tensor:
-    """Return the target's features of a text, (N, D) bfloat16; those `folder` lacks are written.
+def stored_features(
+    folder: Path, corpus: Corpus, target: Path, training: Training, layers: tuple[int, ...] = LAST
+) -> Tensor:
+    """Return the target's states of a text, (N, k D) bfloat16; those `folder` lacks are written.
 
     A cancelled training keeps complete files. A UsageError if the folder holds the features of
     another text or target, a ModelError if a file is broken.
     """
     folder.mkdir(parents=True, exist_ok=True)
     origin, decoder, parts = _origin(corpus, target), None, list[Tensor]()
+    origin += "" if layers == LAST else f" {list(layers)}"
     for first in range(0, len(corpus.repeats), TEXTS):
         path = folder / f"{first // TEXTS:06d}.safetensors"
         if not path.is_file():
             decoder = decoder or load(target, training.device, training.dtype)
             texts = range(first, min(first + TEXTS, len(corpus.repeats)))
-            _write(path, corpus, texts, decoder, origin, training.cancel)
+            _write(path, corpus, texts, decoder, layers, origin, training.cancel)
             done = int(corpus.starts[texts.stop])
             training.progress(Progress("features", done, len(corpus.ids), nan))
         parts.append(_open(path, origin).get_tensor(_NAME))
@@ -132,7 +141,13 @@ def stored_features(folder: Path, corpus: Corpus, target: Path, training: Traini
 
 
 def _write(
-    path: Path, corpus: Corpus, texts: range, decoder: Decoder, origin: str, cancel: threading.Event
+    path: Path,
+    corpus: Corpus,
+    texts: range,
+    decoder: Decoder,
+    layers: tuple[int, ...],
+    origin: str,
+    cancel: threading.Event,
 ) -> None:
     parts = list[Tensor]()
     for first in range(texts.start, texts.stop, _AT_ONCE):
@@ -142,7 +157,7 @@ def _write(
             )
         bounds = corpus.starts[first : min(first + _AT_ONCE, texts.stop) + 1]
         ids = corpus.ids[bounds[0] : bounds[-1]].astype(np.int64)
-        parts += features_of(decoder, np.split(ids, bounds[1:-1] - bounds[0]))
+        parts += features_of(decoder, np.split(ids, bounds[1:-1] - bounds[0]), layers)
     part = path.with_suffix(".part")
     save_file({_NAME: torch.cat(parts).to("cpu", torch.bfloat16)}, part, {"origin": origin})
     os.replace(part, path)

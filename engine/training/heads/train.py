@@ -37,7 +37,7 @@ from specscope.engine.model.shape import EMBEDDING, ModelShape
 from specscope.engine.plot import Panel, PlotLine, draw
 from specscope.engine.training import loop
 from specscope.engine.training.data import Corpus, find_sources, read_mixture
-from specscope.engine.training.heads.features import Batches, stored_features
+from specscope.engine.training.heads.features import LAST, Batches, stored_features
 from specscope.engine.training.heads.losses import acceptance, head_losses
 from specscope.engine.training.settings import HeadOptions
 from specscope.engine.training.step import Losses, Phase
@@ -117,15 +117,17 @@ def train_head(options: HeadOptions, **control: Unpack[loop.Control]) -> Path:
     with training.execution.main_first():
         text = _text(options, training)
         corpus = read_text(text, target)
-        features = stored_features(text.with_suffix(".features"), corpus, target, training)
+        layers = head_config(options, shape, 1.0).features
+        folder = text.with_suffix(".features" if layers == LAST else f".states{layers[0]}")
+        states = stored_features(folder, corpus, target, training, layers)
     frozen, vocabulary = read_frozen(target, shape, training.device), None
     if options.vocabulary:
         vocabulary = most_frequent(corpus, options.vocabulary, shape.vocab)
         frozen = frozen.shortened(vocabulary.tokens.to(training.device))
-    level = float(features[:_SAMPLE].float().square().mean().sqrt())
+    level = float(states[:_SAMPLE, -shape.width :].float().square().mean().sqrt())
     scale, kind = level / float(frozen.embedding.square().mean().sqrt()), KINDS[options.kind]
     frozen = frozen._replace(scale=1.0 if kind.scaled else scale)
-    batches = Batches(corpus, features, frozen, options.sequence)
+    batches = Batches(corpus, states, frozen, options.sequence)
     steps = batches.steps(options.epochs, options.batch) or options.steps
     config = head_config(options, shape, scale)
     head, begun = _begin(options, config, level, frozen)
@@ -212,14 +214,14 @@ def head_config(options: HeadOptions, shape: ModelShape, scale: float) -> HeadCo
         kind=options.kind,
         hidden_size=shape.width,
         vocab_size=shape.vocab,
-        heads=options.size if kind.sized_by == "heads" else 0,
-        masks=options.size if kind.sized_by == "masks" else 0,
+        **({kind.sized_by: options.size} if kind.sized_by else {}),
         draft_vocab=options.vocabulary,
         own_lm_head=options.lm_heads == "own",
         tokenizer=tokenizer_digest(options.target),
         shape=layer_fields(read_config(options.target)) if kind.layered else {},
         target=options.target_name or options.target.name,
         embedding_scale=scale if kind.scaled else 1.0,
+        **kind.trained(shape),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,23 +17,24 @@ from specscope.engine.heads.kinds import KINDS
 from specscope.engine.heads.modules import offsets
 
 MASKS, HEADS = 4, 5
-ORDER = ("medusa", "eagle", "hydra", "eagle3", "parallelspec_eagle", "parallelspec_medusa")
-"""All kinds. Three times its index is the seed of a kind: some of its drafts are accepted then."""
+SEEDS = {"medusa": 0, "eagle": 3, "hydra": 6, "eagle3": 9, "parallelspec_eagle": 12}
+SEEDS |= {"parallelspec_medusa": 15, "dflash": 15, "mtp": 21}
+"""Of all kinds: with this seed some drafts of a kind are accepted."""
 
 
-def make_heads(folder: Path, target: Path, kinds: tuple[str, ...] = ORDER, **options: object) -> Path:
+def make_heads(folder: Path, target: Path, kinds: Iterable[str] = SEEDS, **options: object) -> Path:
     """Write a head of each kind and return the folder that holds them."""
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, kind in enumerate(kinds):
-        make_head(folder / kind, kind, target, seed=3 * seed, **options)
+    for kind in kinds:
+        make_head(folder / kind, kind, target, seed=SEEDS[kind], **options)
     return folder
 
 
 def with_heads(pair: Pair, folder: Path) -> Pair:
     """Return a pair with a head of each kind: the pair's own, or a random one."""
-    own = [kind for kind in ORDER if pair.heads_path and (pair.heads_path / kind).is_dir()]
+    own = [kind for kind in SEEDS if pair.heads_path and (pair.heads_path / kind).is_dir()]
     if not folder.exists():
-        make_heads(folder, pair.target_path, tuple(kind for kind in ORDER if kind not in own))
+        make_heads(folder, pair.target_path, [kind for kind in SEEDS if kind not in own])
         for kind in own:
             (folder / kind).symlink_to(pair.heads_path / kind, target_is_directory=True)
     return replace(pair, heads_path=folder)
@@ -65,7 +67,7 @@ def make_head(
         "hidden_size": d,
         "intermediate_size": 2 * d,
         "num_attention_heads": heads,
-        "num_key_value_heads": heads // 2 or 1,
+        "num_key_value_heads": heads if kind == "dflash" else heads // 2 or 1,
         "head_dim": 2 * (d // heads // 2),
         "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
@@ -81,7 +83,9 @@ def make_head(
         "biased": own and kind in ("hydra", "eagle", "parallelspec_eagle"),
     }
     fields |= {"shape": shape} if KINDS[kind].layered else {"heads": HEADS, "layers": 1}
-    fields |= {"masks": MASKS} if KINDS[kind].sized_by == "masks" else {}
+    fields |= {KINDS[kind].sized_by: MASKS} if KINDS[kind].sized_by in ("masks", "block") else {}
+    if kind == "dflash":
+        fields |= {"features": (1, 2, -1), "windows": (0, 5), "qk_norm": True}
     if kind == "eagle3":
         usual = config.num_hidden_layers >= 5
         fields |= {"draft_vocab": config.vocab_size // 2, "features": () if usual else (0, 1, 2)}
@@ -96,6 +100,8 @@ def make_head(
             return 1 + noise
         if name == "fc.weight":  # the predicted state is close to the one that is read
             noise[:, -d:] += torch.eye(d)
+        if kind == "dflash" and name.endswith(("v_proj.weight", "o_proj.weight")):
+            noise += 4 * torch.eye(*size)  # attention returns the states that it reads
         if name.endswith("res_connection.weight"):
             noise[:, :d] += torch.eye(d)
         return noise

@@ -19,6 +19,7 @@ from specscope.engine.heads.packed import Texts
 from specscope.engine.model.clock import StreamClock
 from specscope.engine.model.fused import FusedDrafts
 from specscope.engine.model.shape import ModelShape
+from specscope.engine.training.heads.card import read_by
 from specscope.engine.training.heads.features import features_of
 from specscope.engine.training.heads.train import build_head, head_config, read_frozen
 from specscope.engine.training.settings import HEAD_DEFAULTS, HeadOptions
@@ -195,9 +196,11 @@ def test_drafting_has_the_logits_of_the_training(kind, any_target, tmp_path):
     frozen = read_frozen(any_target, ModelShape.of(read_config(any_target), any_target), torch.device("cpu"))
     frozen = frozen._replace(scale=1.0 if KINDS[kind].scaled else SCALE)
     ids = np.array([*TEXT, *[1] * (SIZE + 2)])
-    (features,) = features_of(load(any_target), [ids])
+    decoder = load(any_target)
+    (features,) = features_of(decoder, [ids])
     tokens, anchors = torch.from_numpy(ids), np.array([len(TEXT) - 1])
     texts = Texts(tokens, frozen.embed(tokens), features, np.array([0, len(ids)]), anchors)
+    texts = read_by(head.config, texts, decoder)
     prefix = Prefix(0, np.array(TEXT))
     drafted = level_rows(new_host(any_target, tmp_path / "head", [prefix]), prefix, LEVELS)
     for at, rows in zip(FRONTIERS, drafted, strict=True):
@@ -212,4 +215,4 @@ def test_the_scale_of_embeddings_is_in_the_config_if_it_cannot_be_in_the_weights
     for kind in HEAD_DEFAULTS:
         trained(kind, target, tmp_path / kind)
         scale = read_head(tmp_path / kind, target).config.embedding_scale
-        assert scale == (SCALE if kind == "parallelspec_medusa" else 1.0), kind
+        assert scale == (SCALE if KINDS[kind].scaled else 1.0), kind

@@ -30,6 +30,8 @@ METHODS = {
     "eagle2": ("eagle", {"top": 4, "depth": 4, "total": 12}),
     "parallelspec_medusa": ("parallelspec_medusa", {}),
     "parallelspec_eagle": ("parallelspec_eagle", {"masks": 3}),
+    "dflash": ("dflash", {}),
+    "mtp": ("mtp", {}),
     "eagle with EAGLE-3": ("eagle3", {}),
     "eagle2 with EAGLE-3": ("eagle3", {"top": 4, "depth": 4, "total": 12}),
 }
@@ -93,11 +95,15 @@ def expected(
 ) -> list[Node]:
     """Return the reference's draft after x, of at most `levels` levels."""
     masked_tail = config.get("first") == "mask"
+    plain.levels = min(levels, config.get("gamma", 0))
     rows = plain.rows(x)
     if masked_tail:
         rows = partial(_rows_from_masks, plain.rows(x[:-1]), x[-1])
     if "top" in config:
         return dynamic_tree(rows, config["top"], min(config["depth"], levels), config["total"])
+    if "gamma" in config:
+        chain = {(0,) * (level + 1) for level in range(plain.levels)}
+        return static_tree(rows, chain, plain.levels, x, sampling, draws)
     depth = config.get("masks", 99) + 1 - masked_tail
     paths = {
         p

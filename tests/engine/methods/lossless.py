@@ -41,6 +41,8 @@ eagle: | tree=medusa drafts=greedy
 eagle2: | top=2 depth=8 total=9
 parallelspec_medusa: | masks=1 | first=mask
 parallelspec_eagle: | masks=2 drafts=greedy
+mtp: | gamma=2 drafts=greedy | confidence=0.02
+dflash: | gamma=2 drafts=greedy | confidence=0.02
 specbranch: gamma=4 length=4 threshold=0.5 | gamma=2 length=6 threshold=0.9 branches=8 drafts=greedy
 specbranch: gamma=3 length=1 branches=1 threshold=0.0 placement=co-located |
 pearl: gamma=1 | gamma=4 | gamma=3 guesses=4 placement=co-located | gamma=3 placement=pipeline

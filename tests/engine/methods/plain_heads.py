@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
 from specscope.engine.sampling.draws import Draws, Key
 from specscope.engine.types import Sampling
@@ -41,6 +42,8 @@ class Plain:
         }
         self._embedding = model.get_input_embeddings().weight.detach()
         self._states: dict[tuple[int, ...], Tensor] = {}
+        self.levels = 0
+        """Tokens that the next draft may have: a block has as many masks."""
 
     @torch.no_grad()
     def own(self, x: list[int]) -> int:
@@ -112,14 +115,19 @@ class Plain:
 
         return row
 
+    def _mtp(self, x: list[int], f: Tensor) -> Rows:
+        """EAGLE's, with norms."""
+        return self._eagle(x, f)
+
     def _fc(self, e: Tensor, f: Tensor) -> Tensor:
+        e, f = self._norm(self._config["embedding_scale"] * e, "enorm.weight"), self._norm(f, "hnorm.weight")
         return self._t["fc.weight"] @ torch.cat([e, f]) + self._t.get("fc.bias", torch.zeros(1))
 
     def _eagle(self, x: list[int], f: Tensor) -> Rows:
         @cache
         def state(path: tuple[int, ...]) -> Tensor:
             """The state predicted for the last token of a path."""
-            return self._layer(inputs(path))[-1]
+            return self._norm(self._layer(inputs(path)), "norm.weight")[-1]
 
         exact = [self._fc(self._embedding[x[j]], f[j - 1]) for j in range(1, len(x))]
 
@@ -175,6 +183,45 @@ class Plain:
             return self._drafted(self._norm(self._layer(inputs), "norm.weight")[-1])
 
         return lambda path: row(len(path))
+
+    def _dflash(self, x: list[int], _: Tensor) -> Rows:
+        """Return the rows of a block of `levels` masks, by transformers' drafter of this kind."""
+        output = self._model.model(torch.tensor([x[:-1]]), output_hidden_states=True)
+        states = torch.cat([output.hidden_states[i] for i in self._config["features"]], -1)
+        token, windows = self._config["mask_token"], self._config["windows"]
+        mask = self._t["noise.embedding"][0] if token < 0 else self._embedding[token]
+        scale, end = self._config["embedding_scale"], len(x) + self.levels
+        block = torch.stack(
+            [scale * self._embedding[x[-1]], *[mask if token < 0 else scale * mask] * self.levels]
+        )
+        distances = torch.arange(end)[None] - torch.arange(len(x) - 1, end)[:, None]
+        near = distances.abs() < (max(windows) or end)
+        near &= distances <= (0 if self._config["causal"] else end)
+        masks = {"full_attention": None, "sliding_attention": near[None, None]}
+        positions = torch.arange(end)[None]
+        out = self._drafter()(block[None], states, masks, positions).last_hidden_state[0]
+        logits = (
+            [self._over_all_tokens(row @ self._t["lm_head.weight"].T) for row in out]
+            if ("lm_head.weight" in self._t)
+            else [self._drafted(row) for row in out]
+        )
+        return lambda path: logits[1 + len(path)]
+
+    def _drafter(self) -> torch.nn.Module:
+        shape, windows = dict(self._config["shape"]), self._config["windows"]
+        kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+        model = MuseGlimmerAssistantModel(
+            MuseGlimmerAssistantConfig(
+                **shape,
+                num_hidden_layers=len(windows),
+                layer_types=kinds,
+                target_layer_ids=self._config["features"],
+            )
+        )
+        names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+        kept = {n: t for n, t in self._t.items() if n.partition(".")[0] not in ("d2t", "lm_head", "noise")}
+        model.load_state_dict({names.get(name, name): tensor for name, tensor in kept.items()})
+        return model.double().eval()
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return normed(x, self._t[name], self._config["shape"]["rms_norm_eps"]) if name in self._t else x

@@ -55,7 +55,7 @@ def test_drafts_and_accepted_lengths_equal_the_reference(worlds, family, method)
         forwards = [s for s in spans if s.kind == "draft"]
         drafted = [d for d in trace.decisions if d.step == r.step and d.node >= 0]
         assert all(s.model == "drafter" for s in forwards)
-        if method in ("medusa", "parallelspec_medusa", "parallelspec_eagle"):
+        if method in ("medusa", "parallelspec_medusa", "parallelspec_eagle", "dflash"):
             assert len(forwards) == bool(nodes), "one for the whole tree"
         elif not method.startswith("eagle2"):  # its rerank may remove all nodes of a level
             assert len(forwards) == len({d.position for d in drafted}), "one for each level"
@@ -73,6 +73,8 @@ WARM = Sampling(1.5, top_k=20, top_p=0.9, seed=8)
         ("eagle", {}, Sampling(0.9, seed=4)),
         ("eagle with EAGLE-3", {}, WARM),
         ("parallelspec_eagle", {}, WARM),
+        ("dflash", {}, WARM),
+        ("mtp", {}, WARM),
         # four masks draft the four levels of Medusa's tree; the other reading leaves one mask out
         ("parallelspec_medusa", {"first": "token"}, Sampling()),
         ("parallelspec_medusa", {"first": "mask"}, Sampling()),
@@ -104,6 +106,9 @@ def test_sampled_drafts_and_those_of_masks_equal_the_reference(world, method, mo
         ("eagle with EAGLE-3", {"draft_vocab": 3}),
         ("parallelspec_eagle", {"tokenizer": None}),
         ("parallelspec_medusa", {"embedding_scale": 2.5}),
+        ("mtp", {"qkv_bias": True, "embedding_scale": 2.5}),
+        ("dflash", {"mask_token": 7, "embedding_scale": 2.5, "features": (3, 0)}),
+        ("dflash", {"causal": True, "windows": (3, 0, 3), "own_lm_head": True, "draft_vocab": 40}),
         *((key, {"own": False, "draft_vocab": 40}) for key in METHODS if "EAGLE-3" not in key),
     ],
 )
@@ -149,14 +154,15 @@ def test_a_heads_layer_keeps_rows_of_accepted_tokens_only(world, method):
     """Each draft first forwards the rows of the accepted tokens and of the target's own token."""
     cluster, _, _ = world
     trace = cluster.run(method, PROMPT, config=METHODS[method][1], limits=Limits(NEW))
-    masks = trace.header.config.get("masks", 0)
+    masks, block = trace.header.config.get("masks", 0), METHODS[method][0] == "dflash" and 4
     text = len(PROMPT)
     cached = text - 2  # the first token has no row, the last is not cached
     for r in trace.rounds:
         first = next((s for s in trace.spans if s.step == r.step and s.kind == "draft"), None)
         if first is not None:
             levels = len(PROMPT) + NEW - text
-            assert (first.context, first.rows) == (cached, text - 1 - cached + min(masks, levels - 1))
+            extra = 1 + min(block, levels) if block else min(masks, levels - 1)
+            assert (first.context, first.rows) == (cached, text - 1 - cached + extra)
             cached = text - 1
         text += r.emitted
 

@@ -59,6 +59,8 @@ eagle:
 eagle2: depth=3 total=9
 parallelspec_medusa: first=mask
 parallelspec_eagle:
+dflash:
+mtp: confidence=0.02
 """
 CASES = [settings_of(words) for words in spelled_out(CONFIGS)]
 DRAW_DRAFTS = ("speculative", "tree", "specbranch", "eagle")

@@ -52,6 +52,8 @@ CONFIGS = {
     "eagle2": {"depth": 3, "total": 20},
     "parallelspec_medusa": {},
     "parallelspec_eagle": {"masks": 3},
+    "dflash": {"confidence": 0.02},
+    "mtp": {"gamma": 3},
     "llma": {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."},
 }
 """Settings by name; the name's first word is the method."""
@@ -68,7 +70,7 @@ ONE_SPAN_EACH = (
 PROCESSES = (
     *(n for n in CONFIGS if n.startswith(("pearl", "ssd"))),
     *("autoregressive", "speculative", "specbranch", "tree", "easyspec", "assisted", "lookahead"),
-    *("ouroboros", "medusa", "hydra", "eagle2", "parallelspec_eagle", "llma", "suffix", "hybrid"),
+    *("ouroboros", "medusa", "hydra", "eagle2", "parallelspec_eagle", "dflash", "llma", "suffix", "hybrid"),
 )
 """Run on worker processes, above temperature 0: each layout, and each kind of job and of head."""
 RUNS = [(name, WARM) for name in CONFIGS] + [(name, Sampling()) for name in GREEDY]

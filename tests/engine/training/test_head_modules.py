@@ -33,7 +33,8 @@ def texts():
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, VOCABULARY, (21,), generator=generator)
     embedding, features = (torch.randn(n, WIDTH, generator=generator) for n in (VOCABULARY, 21))
-    return Texts(ids, embedding[ids], features, np.array([0, 12, 21]), np.array([3, 5, 9, 15]))
+    anchors, states = np.array([3, 5, 9, 15]), torch.cat([features.roll(1, 1), features], 1)
+    return Texts(ids, embedding[ids], features, np.array([0, 12, 21]), anchors, states)
 
 
 def states_of(head, texts, packed):
