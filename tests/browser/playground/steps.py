@@ -57,8 +57,10 @@ def answer(page: Page, text: str, tokens: int = 24) -> None:
     viewer(page).wait_for()
 
 
-def press_run(page: Page, effect: Locator, seconds: int = 1, *, key: bool = False) -> None:
-    """Press Run, or the `key`s Ctrl+Enter, until the effect is shown.
+def press_run(
+    page: Page, effect: Locator, seconds: int = 1, *, key: bool = False, button: str = "#run"
+) -> None:
+    """Press Run, another button or the `key`s Ctrl+Enter, until the effect is shown.
 
     Gradio drops a press while the last call ends. Each press moves the focus: a test that
     looks for the focus afterwards waits for many `seconds`.
@@ -68,7 +70,7 @@ def press_run(page: Page, effect: Locator, seconds: int = 1, *, key: bool = Fals
             if key:
                 page.get_by_role("textbox", name="Prompt", exact=True).press("Control+Enter", timeout=1000)
             else:
-                page.locator("#run").click(timeout=1000)
+                page.locator(button).click(timeout=1000)
         with suppress(Error):
             effect.first.wait_for(state="attached", timeout=seconds * 1000)
             return

@@ -56,7 +56,7 @@ def test_an_imported_file_opens_as_a_set_whose_requests_open_and_selected_runs_a
         expect(named).to_have_count(1)
         expect(named.locator("th, td").first).to_have_text("writing · 81")
         assert_looks(page, "#history-heading")
-        page.reload()
+        window.reload()
         named.wait_for()
         expect(named.locator("th, td").first).to_have_text("writing · 81")
         page.locator("#history-back").click()
