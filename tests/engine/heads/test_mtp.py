@@ -16,6 +16,7 @@ import specscope
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.types import Limits
+from tests.app.commands import answer, refused
 from tests.engine.methods.head_runs import PROMPT, drafts, drifting
 from tests.engine.methods.pairs import save_with_tokenizer
 
@@ -116,3 +117,25 @@ def test_tensors_of_further_layers_that_draft_nothing_are_refused(tmp_path):
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ModelError, match="unknown to config"):
         specscope.open(Pair.of(folder), runtime="local-thread", device="cpu")
+
+
+def test_the_command_runs_a_target_with_the_layer_and_names_one_without(tmp_path, capsys):
+    words = ["run", "--method", "mtp", "--target", str(publish("llama", tmp_path / "target"))]
+    place = [
+        "--prompt",
+        "once",
+        "--max-new-tokens",
+        "6",
+        "--runtime",
+        "local-thread",
+        "--db",
+        str(tmp_path / "a.db"),
+    ]
+    found = answer(capsys, *words, *place, "--json")
+    assert (found["method"], found["metrics"]["tokens"]) == ("mtp", 6)
+    assert found["metrics"]["drafted"] > 0
+    save_with_tokenizer(drifting("llama"), tmp_path / "plain")
+    words[-1] = str(tmp_path / "plain")
+    assert "needs a drafting head of kind mtp" in refused(capsys, *words, *place)
+    declare(tmp_path / "plain", **DECLARED)
+    assert "train them (specscope train mtp), or name a head with --head" in refused(capsys, *words, *place)
