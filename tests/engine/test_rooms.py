@@ -10,6 +10,7 @@ import pickle
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -90,6 +91,22 @@ def test_no_room_imports_one_above_it(package):
         if (above := sorted(other for other in graph()[name] if ranks.get(other, -1) > rank))
     }
     assert not upward
+
+
+SHARED = set(
+    "Config Execution Given Host Load Memory Model Node Pair Part Plan Progress Request Rows Source Stream Texts Work Writer".split()
+)
+"""Public classes that have their name in two modules of the engine; each method has its `Config`."""
+
+
+def test_one_word_is_one_class():
+    names = Counter(
+        node.name
+        for file in modules().values()
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} == SHARED
 
 
 def test_no_import_cycle():
