@@ -1,4 +1,4 @@
-"""Addresses of what the server gives beside the page: exports, reports, followed files."""
+"""The addresses of exports, reports and followed files on the server."""
 
 from __future__ import annotations
 

@@ -492,7 +492,9 @@ class Routed(Row):
     """Experts of these layers."""
 
     def fault(self) -> str:
-        return f"span {self.span} read {self.experts} of {self.held} experts" * (self.experts > self.held)
+        if self.experts > self.held:
+            return f"span {self.span} read {self.experts} of {self.held} experts"
+        return ""
 
 
 @dataclass(kw_only=True)

@@ -237,7 +237,7 @@ def test_drafts_that_were_timed_as_a_whole_need_c(tmp_path):
     ],
 )
 def test_counts_that_are_not_told_by_place_are_refused(file, message):
-    """A profile has drafts, of which it tells nothing."""
+    """The counts of a profile are unknown; those of plain decoding are 0."""
     (trace,) = read_traces(PRINTED.parent / file).traces
     with pytest.raises(UsageError, match=message):
         best_length(trace)

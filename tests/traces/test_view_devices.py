@@ -10,19 +10,21 @@ from hypothesis import strategies as st
 
 import specscope
 from specscope.engine.run.models import Model
-from specscope.engine.trace.events import Commit, Decision, Device, Footer, Part, Round, Span
+from specscope.engine.trace.events import Commit, Decision, Device, Footer, Part, Round, Routed, Span
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
+from specscope.traces.facts.checks import check
 from specscope.traces.facts.comparable import batch_size, comparisons
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.requests import figures, load_of, requests, stops_paying
 from specscope.traces.facts.waiting import Around, preempted, sp_degree, wasted, working_devices
 from specscope.traces.view.caches import caches
+from specscope.traces.view.experts import MOST, experts
 from specscope.traces.view.layers import layers
 from specscope.traces.view.servers import server_pool
 from specscope.traces.view.tracks import queue, span_fates
 from tests.engine.worker.harness import Flat, scripted_cluster
-from tests.traces.samples import MS, sample_trace, shown, with_header
+from tests.traces.samples import MS, routed, sample_trace, shown, with_header
 from tests.traces.scripted import PROMPT, drafting, dsi, easyspec, say
 
 # The pool of target servers: the positions that each forward scored, and its outcome.
@@ -399,3 +401,19 @@ def test_the_queue_is_a_track_of_the_timeline():
     spans = waiting["spans"]
     assert list(zip(spans["start"], spans["end"], spans["rows"], strict=True)) == [(0, 2, 1), (5, 40, 1)]
     assert queue(sample_trace("speculative")) == []
+
+
+def test_experts_by_the_rows_of_a_forward():
+    trace = routed(sample_trace("speculative"), held=16)
+    (row,) = experts(trace)
+    forwards = [s for s in trace.spans if s.model == "target" and s.kind == "verify"]
+    assert (row["rows"], row["forwards"]) == (5, len(forwards))
+    assert (row["experts"], row["held"], row["each"]) == (8, 16, 8 / 5)
+    assert row["ms"] == pytest.approx(sum(s.end - s.start for s in forwards) / len(forwards) / 1e6)
+    trace.spans = [replace(s, rows=i + 1) for i, s in enumerate(s for s in forwards for _ in range(300))]
+    trace.spans = [replace(s, id=i) for i, s in enumerate(trace.spans)]
+    trace.routed = [Routed(s.id, 1, 2) for s in trace.spans]
+    assert [row["rows"] for row in experts(trace)] == list(range(1, MOST + 1))
+    trace.routed[0] = Routed(0, 3, 2)
+    with pytest.raises(ValueError, match="span 0 read 3 of 2 experts"):
+        check(trace)

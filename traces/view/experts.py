@@ -11,6 +11,9 @@ from specscope.traces.view import section
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
 
+MOST = 200
+"""Numbers of rows that are shown, the smallest ones: a foreign file may have a million."""
+
 
 class ExpertsView(TypedDict):
     """The forwards of a model on a device that had as many rows; the numbers are their means."""
@@ -47,5 +50,5 @@ def experts(trace: Trace) -> list[ExpertsView]:
             "each": mean / rows,
             "ms": fmean(time for _, time in forwards) / 1e6,
         }
-        for (model, device, rows, held), forwards in sorted(found.items())
+        for (model, device, rows, held), forwards in sorted(found.items())[:MOST]
     ]

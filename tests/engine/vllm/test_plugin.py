@@ -192,7 +192,7 @@ def test_a_request_whose_first_tokens_were_not_recorded_has_no_file(folder):
 
 @RUNNERS
 def test_each_input_of_a_session_is_a_run(kind, folder):
-    """The same name is told again with a longer prompt: the last one and the kept output."""
+    """vLLM sends the request again; its prompt is then the last prompt and the output so far."""
     server = Server(kind(), folder)
     for prompt, ids in (([1, 2], [4]), ([1, 2, 4, 8], [5]), ([1, 2, 4, 8, 5, 9], [6])):
         known = prompt if kind is V2 else None
