@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specscope.engine.cluster.capacity import Kept
 from specscope.engine.errors import OutOfMemory, UsageError
 from specscope.engine.run.serving import Load, under_load
-from specscope.traces.advise.places import Estimate, Way, entrants, plain_ways, ways
+from specscope.traces.advise.places import Estimate, Seating, entrants, plain_ways, ways
 from specscope.traces.advise.question import Question
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.requests import figures
@@ -40,7 +40,7 @@ KEPT = 2
 PARTS = ("acceptance", "times", "drafts")
 
 
-class Range(NamedTuple):
+class Likely(NamedTuple):
     """A number with its lowest and highest likely value."""
 
     low: float
@@ -59,12 +59,12 @@ class Range(NamedTuple):
 class Option:
     """A method in a place at a batch size, and what it brings."""
 
-    way: Way
+    way: Seating
     batch: int
     config: Mapping[str, Any]
-    speed: Range
+    speed: Likely
     """Times the speed of plain decoding in its best place."""
-    parts: Mapping[str, Range]
+    parts: Mapping[str, Likely]
     """The range by each of `PARTS` alone."""
     tokens_per_second: float
     """Of all sequences, decoding only."""
@@ -224,7 +224,7 @@ class _Plan:
     def options(self) -> Iterator[Option]:
         plain = [self._run(self.plain, seed) for seed in range(len(self.groups))]
         speeds = [self._speed(trace) for trace in plain]
-        one = Range(1.0, 1.0, 1.0)
+        one = Likely(1.0, 1.0, 1.0)
         yield Option(
             self.plain.way, self.batch, {}, one, {}, fmean(speeds), self.plain.kept, tuple(plain[:1])
         )
@@ -232,9 +232,9 @@ class _Plan:
             traces = [self._run(estimate, seed) for seed in range(len(self.groups))]
             found = [self._speed(t) / s for t, s in zip(traces, speeds, strict=True)]
             mid, parts = fmean(found), self._parts(estimate)
-            parts["drafts"] = Range(min(found), mid, max(found))
+            parts["drafts"] = Likely(min(found), mid, max(found))
             for name in ("acceptance", "times"):
-                parts[name] = Range(*(mid * factor for factor in parts[name]))
+                parts[name] = Likely(*(mid * factor for factor in parts[name]))
             speed = combined(mid, [*parts.values()])
             parts = {name: parts[name] for name in PARTS}
             way = estimate.way
@@ -249,7 +249,7 @@ class _Plan:
                 (traces[0],),
             )
 
-    def _parts(self, one: Estimate) -> dict[str, Range]:
+    def _parts(self, one: Estimate) -> dict[str, Likely]:
         """Return the factors by which acceptance and times may change a speed-up."""
         usual, (low, high) = one.speedup(), self.question.rates
         rates = [one.speedup(rate) / usual for rate in (low, high)]
@@ -261,8 +261,8 @@ class _Plan:
             more = log(1 + RATIO_ERROR)
             times = [exp(-hypot(log(times[0]), more)), exp(hypot(log(times[1]), more))]
         return {
-            "acceptance": Range(min(1.0, *rates), 1.0, max(1.0, *rates)),
-            "times": Range(min(1.0, *times), 1.0, max(1.0, *times)),
+            "acceptance": Likely(min(1.0, *rates), 1.0, max(1.0, *rates)),
+            "times": Likely(min(1.0, *times), 1.0, max(1.0, *times)),
         }
 
     def _run(self, one: Estimate, seed: int) -> Trace:
@@ -287,8 +287,8 @@ class _Plan:
         return 1e3 * self.batch / tpot if tpot else 0.0
 
 
-def combined(mid: float, parts: Sequence[Range]) -> Range:
+def combined(mid: float, parts: Sequence[Likely]) -> Likely:
     """Return a number's range from the ranges of independent parts."""
     low = hypot(*(log(part.mid / part.low) for part in parts))
     high = hypot(*(log(part.high / part.mid) for part in parts))
-    return Range(mid * exp(-low), mid, mid * exp(high))
+    return Likely(mid * exp(-low), mid, mid * exp(high))

@@ -26,7 +26,7 @@ ONE_CARD = Entrant(
 """PEARL whose drafter works at the same time on the target's cards, each at half the speed."""
 
 
-class Way(NamedTuple):
+class Seating(NamedTuple):
     """A method with the cards of its models."""
 
     entrant: Entrant
@@ -69,12 +69,12 @@ class Way(NamedTuple):
         return f"{target}, the drafter on {self.drafter if self.drafter > 1 else 'one'} of them"
 
 
-def plain_ways(question: Question) -> Iterator[Way]:
+def plain_ways(question: Question) -> Iterator[Seating]:
     for target in _widths(question, question.target_cards):
-        yield Way(PLAIN, target, 0, target)
+        yield Seating(PLAIN, target, 0, target)
 
 
-def ways(question: Question, entrant: Entrant) -> Iterator[Way]:
+def ways(question: Question, entrant: Entrant) -> Iterator[Seating]:
     """Yield the ways in which a method can use the cards, those with fewer cards first."""
     for target in _widths(question, question.target_cards):
         for drafter in _widths(question, question.drafter_cards):
@@ -86,22 +86,22 @@ def _widths(question: Question, asked: int) -> list[int]:
     return [width for width in WIDTHS if width <= question.count and asked in (0, width)]
 
 
-def _ways(count: int, entrant: Entrant, target: int, drafter: int) -> Iterator[Way]:
+def _ways(count: int, entrant: Entrant, target: int, drafter: int) -> Iterator[Seating]:
     room = count - drafter
     if entrant.share and entrant.drafters:  # target servers beside a drafter
         for servers in range(1, room // target + 1):
-            yield Way(entrant, target, drafter, servers * target + drafter, servers)
+            yield Seating(entrant, target, drafter, servers * target + drafter, servers)
     elif entrant.share:  # cards that share the drafter's layers
         for ranks in WIDTHS[1:]:
             if drafter == 1 and ranks <= min(count, entrant.most or count):
-                yield Way(entrant, target, 1, max(ranks, target), ranks)
+                yield Seating(entrant, target, 1, max(ranks, target), ranks)
     elif entrant.drafters:
         if target <= room:
-            yield Way(entrant, target, drafter, target + drafter)
+            yield Seating(entrant, target, drafter, target + drafter)
     else:
-        yield Way(entrant, target, drafter, target)
+        yield Seating(entrant, target, drafter, target)
         if entrant is not ONE_CARD and target <= room:
-            yield Way(entrant, target, drafter, target + drafter)
+            yield Seating(entrant, target, drafter, target + drafter)
 
 
 def entrants(question: Question) -> list[Entrant]:
@@ -111,9 +111,9 @@ def entrants(question: Question) -> list[Entrant]:
 
 
 class Estimate:
-    """A way with its times: the best settings, the speed-up, and what each card holds."""
+    """A seating with its times: the best settings, the speed-up, and what each card holds."""
 
-    def __init__(self, question: Question, way: Way, batch: int) -> None:
+    def __init__(self, question: Question, way: Seating, batch: int) -> None:
         self.question, self.way, self.batch = question, way, batch
         self._verify: dict[int, float] = {}
 
