@@ -77,7 +77,7 @@ class Question:
             *(("the method", key, [entrant.key for entrant in default().methods]) for key in self.methods),
         ):
             if value not in known:
-                raise UsageError(f"{name} is {shown(value)}; choose one of {', '.join(known)}")
+                raise UsageError(f"{name} is {shown(value)}; choose one of {', '.join(known)}", name)
         check_range("the number of cards", self.count, 1, min(64, MOST_GPUS))
         for rate in self.rates:
             check_range("the acceptance rate", rate, LEAST_RATE, MOST_RATE)
