@@ -83,7 +83,8 @@ class Question:
             check_range("the acceptance rate", rate, LEAST_RATE, MOST_RATE)
         if self.rates[0] > self.rates[1]:
             raise UsageError(
-                f"the acceptance rate is {self.rates[0]:g}:{self.rates[1]:g}; the lowest one comes first"
+                f"the acceptance rate is {self.rates[0]:g}:{self.rates[1]:g}; the lowest one comes first",
+                "the acceptance rate",
             )
         check_range("the number of batch sizes", len(self.batches), 1, MOST_BATCHES)
         for batch in self.batches:
