@@ -31,7 +31,7 @@ def ssd_speed(rate: float, gamma: int, verification: float) -> float:
 
 
 def rate_of_sd(speed: float, verification: float) -> float:
-    """Return the acceptance rate at which speculative decoding has a speed; the time is in milliseconds."""
+    """Return the rate at which speculative decoding has a speed; the time is in milliseconds."""
     gamma = _SETTINGS["SD"]
     ms = verification + gamma * _TIMES["step"] + _TIMES["service"]
     return bisect(lambda rate: 1e3 * speculative_tokens(rate, gamma) / ms, speed, 0, 1)
