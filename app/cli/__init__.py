@@ -3,7 +3,20 @@
 from importlib import import_module
 
 NAMES = (
-    *("play", "run", "compare", "sweep", "map", "load", "methods", "models", "plan", "runs", "follow"),
+    *(
+        "play",
+        "run",
+        "compare",
+        "sweep",
+        "map",
+        "advise",
+        "load",
+        "methods",
+        "models",
+        "plan",
+        "runs",
+        "follow",
+    ),
     *(
         "report",
         "whatif",

@@ -148,7 +148,11 @@ def profiles() -> list[str]:
 
 def parse(stem: str, text: str) -> Profile:
     """Return the profile of a file's text; a UsageError names the key."""
-    document = tomllib.loads(text)
+    return profile_of(stem, tomllib.loads(text))
+
+
+def profile_of(stem: str, document: Mapping[str, Any]) -> Profile:
+    """Return the profile of a file's tables; a UsageError names the key."""
     texts = {"name", "title", "source", "default"}
     tables = {"hardware", "step", "models", "pairs"}
     keys(document, tables | texts, "", tables | texts | {"devices", "gpus"})

@@ -31,7 +31,7 @@ GROUND = "misfits errors environment hangs files plot bounds types layout"
 ROOMS = {
     "engine": f"{GROUND} sampling trace vllm servers drafting model checkpoints heads simulate worker runtimes run "
     "methods cluster training",
-    "traces": "facts judge database lengths view whatif lab sets export imports following papers",
+    "traces": "facts judge database lengths view whatif lab advise sets export imports following papers",
     "app": "signals named pairs busy bars ray jobs shipped render experiments notebook bench tabs web cli command main",
 }
 """The modules and folders of each package, from the lowest to the highest."""

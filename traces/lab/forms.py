@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import product
+from math import floor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specscope.engine.drafting.static import MOST_NODES
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 class MapPlace(NamedTuple):
     """Where a method runs."""
 
-    profile: str
-    c: int
+    times: str | Latency
+    """A profile whose pairs are named by c, or the times of a pair."""
+    c: float
     rate: float
     doubt: float
     misses: float
@@ -55,15 +57,19 @@ def _branches(at: MapPlace, gamma: int, length: int, branches: int, threshold: f
 
 
 def _servers(at: MapPlace, lookahead: int, sp: int) -> float:
-    keeps_up = at.c <= lookahead * sp + 1e-9 and lookahead <= at.c
-    return dsi_blocks_speedup(at.rate, lookahead, at.c) if keeps_up else 0.0
+    c = max(1.0, at.c, 0.0 if isinstance(at.times, str) else at.times.c)
+    if c > lookahead * sp + 1e-9:
+        return 0.0
+    return dsi_blocks_speedup(at.rate, min(lookahead, floor(c + 1e-9)), c)
 
 
 def _layers(at: MapPlace, gamma: int, devices: int) -> float:
-    latency = _latency(at.profile, at.c)
-    plain, size = latency("target", 1, 0), 4
-    later = latency.parallel("drafter", 1, 0, size, devices=devices) / plain
-    return layer_parallel_speedup(at.rate, gamma, latency("drafter", 1, 0) / plain, later)
+    latency = _latency(at.times, f"c{at.c}") if isinstance(at.times, str) else at.times
+    drafter, share = latency("drafter", 1, 0), 1 / at.c
+    if isinstance(at.times, str):
+        share = drafter / latency("target", 1, 0)  # whole microseconds
+    fuzzy = latency.parallel("drafter", 1, 0, 4, devices=devices) / drafter
+    return layer_parallel_speedup(at.rate, gamma, share, fuzzy * share)
 
 
 FORMS: dict[str, Form] = {
@@ -74,6 +80,12 @@ FORMS: dict[str, Form] = {
     "servers": _servers,
     "layers": _layers,
 }
+
+
+def verified_rows(settings: Mapping[str, Any]) -> int:
+    """Return the rows of the widest verification of a sequence with these settings."""
+    branches = settings.get("length", 0) * settings.get("branches", 1)
+    return 1 + max(settings.get("gamma", 0), settings.get("lookahead", 0), branches)
 
 
 def best_settings(
@@ -89,5 +101,5 @@ def best_settings(
 
 
 @cache
-def _latency(profile: str, c: int) -> Latency:
-    return Profile.load(profile).latency(f"c{c}")
+def _latency(profile: str, pair: str) -> Latency:
+    return Profile.load(profile).latency(pair)

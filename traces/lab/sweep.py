@@ -28,6 +28,7 @@ from specscope.traces.judge.race import alternating
 from specscope.traces.lab.axes import MOST_CELLS, USUAL, Axis, Value, check_axis
 
 if TYPE_CHECKING:
+    from specscope.engine.checkpoints.pair import Pair
     from specscope.engine.methods import Method
     from specscope.engine.trace.trace import Trace
 
@@ -35,7 +36,8 @@ MOST_PASSES = 9
 MOST_TOKENS = 512
 MOST_SEEDS = 5
 _VOCABULARY, _EOS = 512, 0
-_PROMPT = tuple(range(1, 33))
+_WHOLE = 1 << 20
+"""Prompt tokens of a forward under load: all prompts in one."""
 
 
 class SweepRun(NamedTuple):
@@ -261,47 +263,64 @@ def _ratio(run: Trace, plain: Trace) -> float:
     return found
 
 
+def scripted_pair() -> Pair:
+    """Return the pair of models whose tokens a script gives; it has no files."""
+    from specscope.engine.checkpoints.pair import Pair  # imports torch, which takes seconds
+    from specscope.traces.whatif.script import CONTEXT, NO_TEXTS
+
+    return Pair("scripted", Path("scripted"), Path("scripted"), NO_TEXTS, _VOCABULARY, CONTEXT, (_EOS,))
+
+
 @dataclass(frozen=True, slots=True)
 class ScriptedRunner:
     """A `Runner` of jobs with an acceptance rate; the sample of a job is its seed."""
 
-    profile: str
+    profile: str | Profile
     profile_pair: str = ""
     tokens: int = 64
     doubt: float = 0.0
     misses: float = MISSES
     """As doubt, see `specscope.engine.simulate.oracle.bernoulli_models`."""
+    prompt: int = 32
+    """Tokens of the prompt."""
+    batch: int = 0
+    """Sequences that are decoded at once, under load; 0 for a single one."""
 
     def check(self, seeds: int) -> None:
         check_range("tokens", self.tokens, 1, MOST_TOKENS)
         check_range("seeds", seeds, 1, MOST_SEEDS)
-        Profile.load(self.profile).latency(self.profile_pair or None)
+        profile = Profile.load(self.profile) if isinstance(self.profile, str) else self.profile
+        profile.latency(self.profile_pair or None)
 
     def __call__(self, job: SweepRun) -> Trace:
         """Without doubt, second choices have no probability, so a tree is as good as its chain."""
         import specscope
-        from specscope.engine.checkpoints.pair import Pair  # imports torch, which takes seconds
-        from specscope.engine.simulate.oracle import Source, bernoulli_models
-        from specscope.traces.whatif.script import CONTEXT, NO_TEXTS
+        from specscope.engine.run.serving import Load
+        from specscope.engine.simulate.oracle import Source, bernoulli_models  # imports torch
 
         assert job.rate is not None
-        pair = Pair("scripted", Path("scripted"), Path("scripted"), NO_TEXTS, _VOCABULARY, CONTEXT, (_EOS,))
         law = {"doubt": self.doubt, "misses": self.misses}
-        models = bernoulli_models((job.rate,), _VOCABULARY, len(_PROMPT), job.sample, avoid=[_EOS], **law)
+        models = bernoulli_models((job.rate,), _VOCABULARY, self.prompt, job.sample, avoid=[_EOS], **law)
+        prompt = tuple(1 + i % (_VOCABULARY - 1) for i in range(self.prompt))
+        prompts = [prompt] * max(1, self.batch)
+        load = Load((0.0,) * self.batch, self.batch, _WHOLE) if self.batch else None
         doubt = f":doubt={self.doubt:g}" if self.doubt else ""
         misses = f":misses={self.misses:g}" if self.misses != MISSES else ""
         source = Source(models, f"bernoulli:{job.rate:g}{doubt}{misses}, seed {job.sample}")
         with specscope.open(
-            pair,
+            scripted_pair(),
             runtime="virtual",
             profile=self.profile,
             profile_pair=self.profile_pair or None,
             tokens=source,
         ) as cluster:
             limits = Limits(self.tokens)
-            trace = cluster.run(job.method, _PROMPT, config=job.config, limits=limits, group=job.group)
+            trace = cluster.run(
+                job.method, *prompts, config=job.config, limits=limits, group=job.group, load=load
+            )
         if trace.pooled:
             raise UsageError(f"{trace.header.title} drafts n-grams of a real text; a script has none")
         trace.commits = [replace(c, text=f"{c.token} ") for c in trace.commits]
-        trace.header = replace(trace.header, prompts=(f"{len(_PROMPT)} scripted tokens",))
+        shown = (f"{self.prompt} scripted tokens",) * len(trace.header.prompts)
+        trace.header = replace(trace.header, prompts=shown)
         return trace

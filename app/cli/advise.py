@@ -1,0 +1,138 @@
+"""Say which method fits GPUs and two models: where each lies, how fast, how sure.
+
+Nothing is downloaded or loaded. Sizes are those of a built-in shape or a config.json; times are
+computed from data sheets (docs/advise.md), and the methods' own code runs on them in virtual time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from specscope.app.cli import common, options
+from specscope.engine.errors import OutOfMemory, UsageError
+
+if TYPE_CHECKING:
+    from specscope.traces.advise.question import Question
+
+QUESTION: options.Options = {
+    "--gpus": (
+        str,
+        "NxCARD",
+        "the cards, such as 2xH100; H100, H200, A100-40G, A100-80G, L40S, RTX-4090, RTX-5090, MI300X",
+    ),
+    "--target": (str, "SHAPE", "a shape such as llama-3.1-70b, or the path of a config.json"),
+    "--drafter": (str, "SHAPE", "the same for the drafter"),
+    "--dtype": (
+        "bfloat16",
+        "NAME",
+        "the target's weights: bfloat16, float16, float32, fp8, int8, int4 (bfloat16)",
+    ),
+    "--drafter-dtype": (str, "NAME", "the drafter's weights (the target's dtype)"),
+    "--acceptance": (
+        "unknown",
+        "RATE",
+        "0.7, a range as 0.6:0.8, the rates by place as 0.9,0.8,0.7, or unknown: 0.5 to 0.9 (unknown)",
+    ),
+    "--recorded": (
+        str,
+        "RUN",
+        "take the acceptance rate of a stored run: a similar pair's, or an imported log's",
+    ),
+    "--batch": ("1", "N,N", "sequences that are decoded at once, 1 to 64 (1)"),
+    "--context": (1024, "N", "tokens of each prompt (1024)"),
+    "--max-new-tokens": (128, "N", "new tokens of each answer, 16 to 512 (128)"),
+    "--engine": (
+        "graphs",
+        "NAME",
+        "graphs for CUDA graphs, as serving engines have; eager for transformers (graphs)",
+    ),
+    "--target-tp": (0, "N", "cards of the target: 1, 2, 4, 8; 0 searches (0)"),
+    "--drafter-tp": (0, "N", "cards of the drafter; 0 searches (0)"),
+    "--methods": (str, "A,B", "methods beside plain decoding (all of the map)"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_options(parser, QUESTION, options.DATABASE, options.JSON)
+    options.add_output(parser, "F", "the whole answer as one page: .html")
+
+
+def run(args: argparse.Namespace) -> int:
+    from specscope.traces.advise.answer import Answer, answered
+    from specscope.traces.advise.words import facts, refusal
+
+    if args.output is not None and args.output.suffix != ".html":
+        raise UsageError(f"the output {args.output} is no page; name a file that ends in .html")
+    common.check_output(args.output)
+    answer = Answer(question_of(args))
+    with ExitStack() as stack:
+        status = stack.enter_context(common.Status("racing the methods"))
+        try:
+            for done, total in answered(answer):
+                status.text = f"racing the methods: {done} of {total} places"
+            found = facts(answer)
+        except OutOfMemory as error:
+            raise OutOfMemory(refusal(answer.question, error)) from None
+    if args.output is not None:
+        from specscope.app.render.advise import page
+
+        common.write_output(args.output, page(found))
+    return common.answer(args, found, lines(found))
+
+
+def question_of(args: argparse.Namespace) -> Question:
+    from specscope.traces.advise.question import (
+        Question,
+        parse_batches,
+        parse_gpus,
+        parse_rates,
+        rates_of_run,
+    )
+
+    for name in ("gpus", "target", "drafter"):
+        if not getattr(args, name):
+            raise UsageError(
+                f"--{name} is missing; as in --gpus 2xH100 --target llama-3.1-70b --drafter llama-3.1-8b"
+            )
+    count, card = parse_gpus(args.gpus)
+    rates = parse_rates(args.acceptance)
+    if args.recorded:
+        if args.acceptance != "unknown":
+            raise UsageError("--recorded has the acceptance rate of its run; leave out --acceptance")
+        (trace,) = common.load_runs(args, [args.recorded]).values()
+        rates = rates_of_run(trace)
+    return Question(
+        count,
+        card,
+        args.target,
+        args.drafter,
+        args.dtype,
+        args.drafter_dtype or "",
+        rates,
+        parse_batches(args.batch),
+        args.context,
+        args.max_new_tokens,
+        args.engine,
+        args.target_tp,
+        args.drafter_tp,
+        tuple(dict.fromkeys(filter(None, (args.methods or "").split(",")))),
+    )
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """Yield what `specscope advise` prints."""
+    from specscope.app.render.advise import models_line, table_of
+
+    yield models_line(found)
+    for part in found["batches"]:
+        yield ""
+        yield part["answer"]
+        yield from part["notes"]
+        yield from table_of(part).lines()
+        if part["changes"]:
+            yield "It would change:"
+            yield from (f"  {change['text']}" for change in part["changes"])
+    yield from (f"{name} is left out: {reason}" for name, reason in found["left_out"].items())

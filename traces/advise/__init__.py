@@ -1,0 +1,1 @@
+"""Which method fits a cluster and two models: placements, virtual runs, ranges (docs/advise.md)."""

@@ -1,0 +1,294 @@
+"""The answer: every method in its best places, run in virtual time, with ranges.
+
+A speed-up is a run of the method's own code over plain decoding in its own best place. Its range
+has three parts: the seeds of the runs; the acceptance rates that are expected; and the roofline's
+error, `RATIO_ERROR` of T(target) / T(drafter). The closed form gives the last two, as factors of
+the run's number. The parts are independent: their logarithms add by squares.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, hypot, log
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specscope.engine.cluster.capacity import Kept
+from specscope.engine.errors import OutOfMemory, UsageError
+from specscope.engine.run.serving import Load, under_load
+from specscope.traces.advise.places import Estimate, Seating, entrants, plain_ways, ways
+from specscope.traces.advise.question import Question
+from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.requests import figures
+from specscope.traces.lab.plan import default
+from specscope.traces.lab.sweep import ScriptedRunner, SweepRun
+
+if TYPE_CHECKING:
+    from specscope.engine.trace.trace import Trace
+
+RATIO_ERROR = 0.2
+"""Share by which T(target) / T(drafter) of the roofline may be off.
+
+It is 21 % or less for 80 % of the pairs of models in PEARL's Table 10, less with nano-PEARL.
+"""
+SEEDS = 2
+KEPT = 2
+"""Places of a method that are run: the best ones by the closed form."""
+PARTS = ("acceptance", "times", "drafts")
+
+
+class Likely(NamedTuple):
+    """A number with its lowest and highest likely value."""
+
+    low: float
+    mid: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        return self.high / self.low
+
+    def __str__(self) -> str:
+        return f"{self.low:.2f} to {self.high:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A method in a place at a batch size, and what it brings."""
+
+    way: Seating
+    batch: int
+    config: Mapping[str, Any]
+    speed: Likely
+    """Times the speed of plain decoding in its best place."""
+    parts: Mapping[str, Likely]
+    """The range by each of `PARTS` alone."""
+    tokens_per_second: float
+    """Of all sequences, decoding only."""
+    kept: Mapping[str, Sequence[Kept]] = field(repr=False)
+    """What each card holds."""
+    traces: tuple[Trace, ...] = field(default=(), repr=False)
+
+    @property
+    def key(self) -> str:
+        return self.way.entrant.key
+
+    @property
+    def target(self) -> int:
+        return self.way.target
+
+    @property
+    def drafter(self) -> int:
+        return self.way.drafter
+
+    @property
+    def cards(self) -> int:
+        return self.way.cards
+
+    @property
+    def title(self) -> str:
+        """The method's name for people, by its place where one method has two."""
+        return self.way.entrant.short if self.way.entrant.given.get("placement") else self.way.entrant.title
+
+    @property
+    def dominant(self) -> str:
+        """The part that makes most of the range."""
+        return max(self.parts, key=lambda part: self.parts[part].width)
+
+    def facts(self) -> dict[str, Any]:
+        rounded = {name: [round(x, 4) for x in part] for name, part in self.parts.items()}
+        return {
+            "method": self.key,
+            "title": self.title,
+            "batch": self.batch,
+            "target_cards": self.target,
+            "drafter_cards": self.drafter,
+            "cards": self.cards,
+            "place": self.way.words(),
+            "config": dict(self.config),
+            "speedup": round(self.speed.mid, 4),
+            "low": round(self.speed.low, 4),
+            "high": round(self.speed.high, 4),
+            "parts": rounded,
+            "dominant": self.dominant if self.parts else None,
+            "tokens_per_second": round(self.tokens_per_second, 2),
+            "tokens_per_second_per_card": round(self.tokens_per_second / self.cards, 2),
+            "memory": {
+                card: [
+                    {"model": part.named, "dtype": part.model.dtype, "bytes": part.total} for part in parts
+                ]
+                for card, parts in self.kept.items()
+            },
+            "runs": [trace.header.run_id for trace in self.traces],
+        }
+
+
+@dataclass(slots=True)
+class Answer:
+    """All options of a question so far, the reasons why others are none."""
+
+    question: Question
+    options: list[Option] = field(default_factory=list[Option])
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+    """Method, or method and batch -> why it is left out."""
+
+    def at(self, batch: int) -> list[Option]:
+        """Return the options of a batch size, the fastest first."""
+        return sorted((o for o in self.options if o.batch == batch), key=lambda o: -o.speed.mid)
+
+    def best(self, batch: int) -> Option:
+        return self.at(batch)[0]
+
+
+def advise(question: Question, cancel: threading.Event | None = None) -> Answer:
+    """Return the answer to a question.
+
+    Raises:
+        OutOfMemory: The target fits in no way; the message has the sums and what would fit.
+    """
+    answer = Answer(question)
+    for _ in answered(answer, cancel):
+        pass
+    return answer
+
+
+def answered(answer: Answer, cancel: threading.Event | None = None) -> Iterator[tuple[int, int]]:
+    """Fill an answer and yield (runs done, runs in all) after each; a set `cancel` ends it."""
+    plans = [_Plan(answer, batch) for batch in answer.question.batches]
+    total, done = sum(len(plan.chosen) + 1 for plan in plans), 0
+    for plan in plans:
+        for option in plan.options():
+            if cancel is not None and cancel.is_set():
+                return
+            answer.options.append(option)
+            done += 1
+            yield done, total
+
+
+def plain_estimate(question: Question, batch: int) -> Estimate:
+    """Return plain decoding in its fastest place.
+
+    Raises:
+        OutOfMemory: It fits in none.
+    """
+    found = [Estimate(question, way, batch) for way in plain_ways(question)]
+    able = [one for one in found if one.fits]
+    if not able:
+        _ = found[-1].kept  # raises, with the sums of the most cards
+    return max(able, key=lambda one: one.tokens_per_second)
+
+
+def estimates(question: Question, batch: int, left_out: dict[str, str] | None = None) -> list[Estimate]:
+    """Return each method's places that fit and work, the best ones by the closed form first."""
+    found, left_out = list[Estimate](), {} if left_out is None else left_out
+    for entrant in entrants(question):
+        mine = [Estimate(question, way, batch) for way in ways(question, entrant)]
+        name = entrant.short if batch == 1 else f"{entrant.short}, batch {batch}"
+        fitting = [one for one in mine if one.speedup() > 0]
+        reason = "too few cards" if not mine else "no draft length keeps its servers busy"
+        if batch > 1 and fitting:
+            try:
+                under_load(entrant.key, fitting[0].layout, Load((0.0,)), 1)
+            except UsageError as error:
+                fitting, reason = [], str(error)
+        able = [one for one in fitting if one.fits]
+        if fitting and not able:
+            try:
+                _ = max(fitting, key=lambda one: (one.way.target, one.way.cards)).kept
+            except OutOfMemory as error:
+                reason = str(error)
+        if not able:
+            left_out[name] = reason
+        able.sort(key=lambda one: (-round(one.tokens_per_second, 3), one.way.cards))
+        found += able
+    return found
+
+
+class _Plan:
+    """The runs of a batch size."""
+
+    def __init__(self, answer: Answer, batch: int) -> None:
+        self.question, self.batch = answer.question, batch
+        self.plain = plain_estimate(self.question, batch)
+        kept = dict[str, list[Estimate]]()
+        for one in estimates(self.question, batch, answer.left_out):
+            mine = kept.setdefault(one.way.entrant.short, [])
+            if len(mine) < KEPT:
+                mine.append(one)
+        self.chosen = [one for mine in kept.values() for one in mine]
+        self.groups = [uuid.uuid4().hex[:12] for _ in range(SEEDS if batch == 1 else 1)]
+
+    def options(self) -> Iterator[Option]:
+        plain = [self._run(self.plain, seed) for seed in range(len(self.groups))]
+        speeds = [self._speed(trace) for trace in plain]
+        one = Likely(1.0, 1.0, 1.0)
+        yield Option(
+            self.plain.way, self.batch, {}, one, {}, fmean(speeds), self.plain.kept, tuple(plain[:1])
+        )
+        for estimate in self.chosen:
+            traces = [self._run(estimate, seed) for seed in range(len(self.groups))]
+            found = [self._speed(t) / s for t, s in zip(traces, speeds, strict=True)]
+            mid, parts = fmean(found), self._parts(estimate)
+            parts["drafts"] = Likely(min(found), mid, max(found))
+            for name in ("acceptance", "times"):
+                parts[name] = Likely(*(mid * factor for factor in parts[name]))
+            speed = combined(mid, [*parts.values()])
+            parts = {name: parts[name] for name in PARTS}
+            way = estimate.way
+            yield Option(
+                way,
+                self.batch,
+                estimate.config,
+                speed,
+                parts,
+                mid * fmean(speeds),
+                estimate.kept,
+                (traces[0],),
+            )
+
+    def _parts(self, one: Estimate) -> dict[str, Likely]:
+        """Return the factors by which acceptance and times may change a speed-up."""
+        usual, (low, high) = one.speedup(), self.question.rates
+        rates = [one.speedup(rate) / usual for rate in (low, high)]
+        errors = (1 / (1 + RATIO_ERROR), 1 + RATIO_ERROR)
+        times = [
+            (one.speedup(error=error) or usual) / usual for error in errors
+        ]  # 0: its servers have a queue
+        if one.way.target != self.plain.way.target:  # plain decoding is elsewhere: its time is as unsure
+            more = log(1 + RATIO_ERROR)
+            times = [exp(-hypot(log(times[0]), more)), exp(hypot(log(times[1]), more))]
+        return {
+            "acceptance": Likely(min(1.0, *rates), 1.0, max(1.0, *rates)),
+            "times": Likely(min(1.0, *times), 1.0, max(1.0, *times)),
+        }
+
+    def _run(self, one: Estimate, seed: int) -> Trace:
+        plan = default()
+        runner = ScriptedRunner(
+            one.profile,
+            "",
+            self.question.tokens,
+            doubt=plan.doubt,
+            misses=plan.misses,
+            prompt=self.question.context,
+            batch=self.batch if self.batch > 1 else 0,
+        )
+        job = SweepRun(one.way.entrant.key, dict(one.config), seed, self.question.rate, self.groups[seed])
+        return runner(job)
+
+    def _speed(self, trace: Trace) -> float:
+        """Return tokens per second of all sequences, while they decode."""
+        if self.batch == 1:
+            return measure(trace).tokens_per_second or 0.0
+        tpot = figures(trace, 1, 1)["tpot_ms"]
+        return 1e3 * self.batch / tpot if tpot else 0.0
+
+
+def combined(mid: float, parts: Sequence[Likely]) -> Likely:
+    """Return a number's range from the ranges of independent parts."""
+    low = hypot(*(log(part.mid / part.low) for part in parts))
+    high = hypot(*(log(part.high / part.mid) for part in parts))
+    return Likely(mid * exp(-low), mid, mid * exp(high))
