@@ -5,7 +5,7 @@ window.SpecScopeAddress = (() => {
   const CHATS = "specscope-chats"; // in the tab's storage: {last, races: {id: conversation}}
   const MOST = 12;
   const PARTS = ["race", "run", "follow", "tab"];
-  const TABS = { Playground: "", History: "history", Lab: "lab", Load: "load", Papers: "papers", About: "about" };
+  const TABS = { Playground: "", History: "history", Lab: "lab", Load: "load", Advise: "advise", Papers: "papers", About: "about" };
 
   function here() {
     const values = new URL(location.href).searchParams;

@@ -126,7 +126,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     """Yield what `specscope advise` prints."""
     from specscope.app.render.advise import models_line, table_of
 
-    yield models_line(found)
+    yield f"{models_line(found)} · {found['clock']}"
     for part in found["batches"]:
         yield ""
         yield part["answer"]

@@ -41,7 +41,7 @@ def models_line(found: Mapping[str, Any]) -> str:
     drafter = f"{named(found['drafter'])}{f' in {dtype}' if dtype != found['dtype'] else ''}"
     return (
         f"{named(found['target'])} in {found['dtype']} with {drafter} on {found['gpus'].replace('x', ' × ', 1)} · "
-        f"acceptance {rate}{'' if found['acceptance_known'] else ' (unknown)'} · context {found['context']:,} · {found['clock']}"
+        f"acceptance {rate}{'' if found['acceptance_known'] else ' (unknown)'} · context {found['context']:,}"
     )
 
 
@@ -64,7 +64,7 @@ def html(found: Mapping[str, Any], *, links: bool = True) -> str:
 
 def page(found: Mapping[str, Any]) -> str:
     """Return the answer as a page of its own, which needs no server."""
-    return app_page(models_line(found), html(found, links=False))
+    return app_page(f"{models_line(found)} · {found['clock']}", html(found, links=False))
 
 
 def _memory(found: Mapping[str, Any]) -> float:
@@ -114,16 +114,18 @@ def _bars(options: Sequence[Mapping[str, Any]], *, links: bool) -> str:
 
 def _cards(option: Mapping[str, Any], memory: float) -> str:
     """Return the cards of an option, filled with the bytes of its models."""
-    cards = list[str]()
-    for name, parts in option["memory"].items():
+    cards, models = list[str](), [p["model"] for parts in option["memory"].values() for p in parts]
+    colours = {model: i % 3 for i, model in enumerate(dict.fromkeys(models))}
+    for name, parts in sorted(option["memory"].items(), key=lambda card: (len(card[0]), card[0])):
         filled = "".join(
-            f'<b class="app-part-{i % 3}" style="height:{100 * part["bytes"] / memory:.1f}%"></b>'
-            for i, part in enumerate(parts)
+            f'<b class="app-part-{colours[p["model"]]}" style="height:{100 * p["bytes"] / memory:.1f}%"></b>'
+            for p in parts
         )
         words = [f"{part['model']} {part['dtype']}: {megabytes(part['bytes'])}" for part in parts]
         free = memory - sum(part["bytes"] for part in parts)
         listed = "".join(
-            f'<li><span class="app-part-{i % 3}"></span>{text(word)}</li>' for i, word in enumerate(words)
+            f'<li><span class="app-part-{colours[part["model"]]}"></span>{text(word)}</li>'
+            for part, word in zip(parts, words, strict=True)
         )
         cards.append(
             f'<figure><div class="app-gpu" role="img" aria-label="{text(name)}: {text(", ".join(words))}">{filled}</div>'

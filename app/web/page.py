@@ -12,6 +12,7 @@ from specscope.app.jobs.service import Service
 from specscope.app.pairs import TOY
 from specscope.app.ray import Ray
 from specscope.app.tabs.about import build_about
+from specscope.app.tabs.advise import AdviseTab
 from specscope.app.tabs.follow import wanted, wanted_files
 from specscope.app.tabs.history import History, wanted_runs
 from specscope.app.tabs.lab import Lab
@@ -33,7 +34,14 @@ TITLE = """
 MALFORMED = "this call has another form than the page's own; reload the page"
 CHANGED = "a list of choices has just changed with another control; look at your choice and press again"
 """Of a press that is faster than the answer to the choice before, such as a cluster's pairs."""
-TABS = {"history": "history", "lab": "lab-tab", "load": "load-tab", "papers": "papers-tab", "about": "about"}
+TABS = {
+    "history": "history",
+    "lab": "lab-tab",
+    "load": "load-tab",
+    "advise": "advise-tab",
+    "papers": "papers-tab",
+    "about": "about",
+}
 """Ids of the tabs by their name in an address; the Playground's address has none."""
 MAX_DEPTH = 16
 """Most levels of lists and objects in a handler's input. The page itself sends four."""
@@ -159,6 +167,8 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
                 winners = MapPart(service)
             with gr.Tab("Load", id="load-tab") as load_tab:
                 load = LoadTab(service)
+            with gr.Tab("Advise", id="advise-tab") as advise_tab:
+                advise = AdviseTab(service)
             with gr.Tab("Papers", id="papers-tab") as papers:
                 build_papers(papers)
             with gr.Tab("About", id="about") as about:
@@ -170,6 +180,7 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
         lab_tab.select(lab.first, lab.name, lab.map, **QUIET)
         lab_tab.select(winners.drawn, [winners.by, winners.target], winners.picture, **QUIET)
         load_tab.select(load.first, load.name, load.result, **QUIET)
+        advise_tab.select(advise.first, advise.name, advise.result, **QUIET)
         opened = [tabs, *history.opened]
 
         def follow_link(request: gr.Request) -> Any:

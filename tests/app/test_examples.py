@@ -1,4 +1,4 @@
-"""The finished examples of the Lab and of the Load tab, which the code still gives."""
+"""The finished examples of the Lab, the Load and the Advise tab, which the code still gives."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import gradio as gr
 import pytest
 
 from specscope.app.jobs.service import Service
-from specscope.app.tabs import lab, load
+from specscope.app.tabs import advise, lab, load
+from specscope.app.tabs.advise import AdviseTab, question_of
 from specscope.app.tabs.lab import Lab
 from specscope.app.tabs.load import LoadTab, load_plan, serve
 from specscope.app.tabs.settings import read
+from specscope.traces.advise import answer
 
 
 @pytest.fixture(scope="module")
 def tabs():
     with gr.Blocks():
-        return Lab(None), LoadTab(None)
+        return Lab(None), LoadTab(None), AdviseTab(None)
 
 
 def test_the_tabs_open_with_a_labelled_example_without_links_and_with_stop_off(tabs) -> None:
@@ -27,10 +29,10 @@ def test_the_tabs_open_with_a_labelled_example_without_links_and_with_stop_off(t
         assert 'data-state="example"' in shown
         assert ">example</span>" in shown
         assert "virtual · " in shown
-        assert "app-figure" in shown
+        assert "app-figure" in shown or "app-bars" in shown
         assert "href=" not in shown, "the runs of an example are in no database"
-    assert [tab.first("a sweep") for tab in tabs] == [gr.skip()] * 2, "a result stays"
-    assert [tab.stop.interactive for tab in tabs] == [False, False]
+    assert [tab.first("a sweep") for tab in tabs] == [gr.skip()] * 3, "a result stays"
+    assert [tab.stop.interactive for tab in tabs] == [False] * 3
 
 
 def test_a_sweep_with_the_examples_settings_gives_its_cells(tabs, service) -> None:
@@ -59,3 +61,12 @@ def test_a_load_with_the_examples_settings_gives_its_rows() -> None:
         for figures in (method["batches"]["16"], stored[key]["batches"]["16"]):
             figures.pop("run")
         assert method["batches"]["16"] == pytest.approx(stored[key]["batches"]["16"]), key
+
+
+def test_a_question_with_the_examples_settings_gives_its_options(service) -> None:
+    stored = read("advise")["result"]["batches"][0]["options"]
+    asked = question_of(replace(advise.usual_settings(), batches="1"), service)
+    found = answer.advise(replace(asked, methods=("speculative",))).at(1)
+    expected = [row for row in stored if row["method"] in ("speculative", "autoregressive")]
+    for made, row in zip(found, expected, strict=True):
+        assert {**made.facts(), "runs": None} == {**row, "runs": None}

@@ -11,7 +11,8 @@ import pytest
 from specscope.app import pairs
 from specscope.app.render.lab import heat_map, spread_chart
 from specscope.app.render.lab import page as file_of
-from specscope.app.tabs import lab, load
+from specscope.app.tabs import advise, lab, load
+from specscope.app.tabs.advise import AdviseTab
 from specscope.app.tabs.lab import MODELS_ROW, Lab
 from specscope.app.tabs.load import LoadTab
 from specscope.app.tabs.settings import HERE
@@ -40,13 +41,13 @@ def decoded(values: str, *, profile=HERE, prompts="One\nTwo", passes=2, method="
     return (method, field, values, MODELS_ROW, "", profile, "", 8, 1, "bundled", prompts, passes)
 
 
-@pytest.mark.parametrize(("tab", "module"), [(Lab, lab), (LoadTab, load)])
+@pytest.mark.parametrize(("tab", "module"), [(Lab, lab), (LoadTab, load), (AdviseTab, advise)])
 def test_each_control_of_a_tab_gives_the_setting_of_its_name(tab, module):
     with gr.Blocks() as blocks:
         made = tab(None)
     (start,) = [fn for fn in blocks.fns.values() if (made.start._id, "click") in fn.targets]
     given, usual = made.controls.settings([one.value for one in start.inputs]), module.usual_settings()
-    chosen = {name: getattr(given, name) for name in ("models", "pair")}
+    chosen = {name: getattr(given, name) for name in ("models", "pair") if name in made.controls.made}
     assert given == replace(usual, **chosen)
     ids = [f"{made.controls.tab}-{name.replace('_', '-')}" for name in made.controls.made]
     assert [one.elem_id for one in start.inputs] == ids

@@ -39,6 +39,7 @@ SHORTER = {
     "compare": "--max-new-tokens 12",
     "load": "--max-new-tokens 8",
     "sweep": "--max-new-tokens 12",
+    "advise": "--methods speculative --max-new-tokens 16 --context 64 --batch 1",
     "map": "--seeds 1 --ratios 5 --rates 0.7 --devices 2",
 }
 """Options by command; the last of two equal options is taken."""

@@ -241,6 +241,14 @@ def load(page: Page) -> None:
     save("load-tab", page, card)
 
 
+def advise(page: Page) -> None:
+    """The first answer of the finished example, with the controls."""
+    page.get_by_role("tab", name="Advise").click()
+    page.locator("#advise-result .app-answer").first.wait_for()
+    controls = page.locator("#advise h2"), page.locator("#advise-start")
+    save("advise", page, *controls, page.locator(".app-advice").first.locator(".app-gpus"))
+
+
 def notebook(browser: Browser) -> None:
     """Methods side by side and a sweep in docs/notebook.ipynb, in both themes."""
     for theme in ("light", "dark"):
@@ -254,7 +262,7 @@ def notebook(browser: Browser) -> None:
         page.close()
 
 
-PICTURES = (panes, timeline, tokens, whatif, diff, lab, load)
+PICTURES = (panes, timeline, tokens, whatif, diff, lab, load, advise)
 """The pictures of the tutorial's runs, in the order in which they are taken."""
 NAMES = tuple(picture.__name__ for picture in (notebook, playground, beside, cluster, *PICTURES))
 

@@ -16,9 +16,7 @@ from math import exp, hypot, log
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specscope.engine.cluster.capacity import Kept
 from specscope.engine.errors import OutOfMemory, UsageError
-from specscope.engine.run.serving import Load, under_load
 from specscope.traces.advise.places import Estimate, Seating, entrants, plain_ways, ways
 from specscope.traces.advise.question import Question
 from specscope.traces.facts.metrics import measure
@@ -27,6 +25,7 @@ from specscope.traces.lab.plan import default
 from specscope.traces.lab.sweep import ScriptedRunner, SweepRun
 
 if TYPE_CHECKING:
+    from specscope.engine.cluster.capacity import Kept
     from specscope.engine.trace.trace import Trace
 
 RATIO_ERROR = 0.2
@@ -183,6 +182,8 @@ def plain_estimate(question: Question, batch: int) -> Estimate:
 
 def estimates(question: Question, batch: int, left_out: dict[str, str] | None = None) -> list[Estimate]:
     """Return each method's places that fit and work, the best ones by the closed form first."""
+    from specscope.engine.run.serving import Load, under_load  # imports torch
+
     found, left_out = list[Estimate](), {} if left_out is None else left_out
     for entrant in entrants(question):
         mine = [Estimate(question, way, batch) for way in ways(question, entrant)]

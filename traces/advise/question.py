@@ -80,13 +80,14 @@ class Question:
             *(("the method", key, [entrant.key for entrant in default().methods]) for key in self.methods),
         ):
             if value not in known:
-                raise UsageError(f"{name} is {shown(value)}; choose one of {', '.join(known)}")
+                raise UsageError(f"{name} is {shown(value)}; choose one of {', '.join(known)}", name)
         check_range("the number of cards", self.count, 1, min(64, MOST_GPUS))
         for rate in self.rates:
             check_range("the acceptance rate", rate, LEAST_RATE, MOST_RATE)
         if self.rates[0] > self.rates[1]:
             raise UsageError(
-                f"the acceptance rate is {self.rates[0]:g}:{self.rates[1]:g}; the lowest one comes first"
+                f"the acceptance rate is {self.rates[0]:g}:{self.rates[1]:g}; the lowest one comes first",
+                "the acceptance rate",
             )
         check_range("the number of batch sizes", len(self.batches), 1, MOST_BATCHES)
         for batch in self.batches:

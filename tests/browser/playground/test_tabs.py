@@ -1,4 +1,4 @@
-"""The Lab, the Load and the Papers tab: stopped, started by keyboard alone, and their looks."""
+"""The tabs of experiments and papers: stopped, started by keyboard alone, and their looks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.browser.playground.steps import fill
 
 def choose(card: Locator, name: str, option: str) -> None:
     """Choose an option of a list."""
-    card.get_by_role("combobox", name=name).click()
+    card.get_by_role("combobox", name=name, exact=True).click()
     card.page.get_by_role("option", name=option).first.click()
 
 
@@ -173,6 +173,45 @@ def test_a_series_is_stopped_and_another_is_started_and_opened_by_keys(page: Pag
     page.keyboard.press("Enter")
     page.locator("#history-viewer .ss-pane").wait_for()
     expect(page.locator("#history-viewer")).to_contain_text("requests that wait")
+
+
+# The Advise tab.
+
+
+def test_an_answer_is_stopped_corrected_and_its_trace_opened(page: Page, window) -> None:
+    page.get_by_role("tab", name="Advise").click()
+    card, message = page.locator("#advise"), page.locator("#advise-message")
+    page.locator('#advise-result [data-state="example"]').wait_for()
+    expect(page.locator("#advise-stop")).to_be_disabled()
+    page.locator("#advise-start").click()
+    expect(message).to_contain_text("of 19 places")
+    page.locator("#advise-stop").click()
+    expect(message).to_contain_text("Stopped after")
+    expect(page.locator("#advise-stop")).to_be_disabled()
+
+    choose(card, "Target", "Qwen3 8B")
+    choose(card, "Drafter", "Qwen3 0.6B")
+    fill(card.get_by_role("spinbutton", name="Tokens of a prompt"), "32")
+    fill(card.get_by_role("spinbutton", name="New tokens"), "16")
+    fill(card.get_by_role("textbox", name="Batch sizes"), "1")
+    fill(card.get_by_role("textbox", name="Acceptance rate"), "7")
+    reach(page, page.locator("#advise-start"))
+    page.keyboard.press("Enter")
+    expect(message.get_by_role("alert")).to_contain_text("the acceptance rate is 7; it must be at least 0.01")
+    fill(card.get_by_role("textbox", name="Acceptance rate"), "0.7")
+    reach(page, page.locator("#advise-start"))
+    page.keyboard.press("Enter")
+    expect(message).to_contain_text("places, in virtual time.")
+    expect(page.locator("#advise-result .app-answer")).to_have_count(1)
+    assert_looks(page, "#advise")
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Save this answer as a page").click()
+    assert "Qwen3 8B in fp8" in saved.value.path().read_text(encoding="utf-8")
+    reach(page, page.locator(".app-bars a").first)
+    window.settle()
+    page.keyboard.press("Enter")
+    page.locator("#history-viewer .ss-pane").wait_for()
+    expect(page.locator("#history-viewer")).to_contain_text("virtual · advice")
 
 
 # The Papers tab.
