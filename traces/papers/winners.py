@@ -127,8 +127,8 @@ def winner_tables(keys: Iterable[str] = ()) -> Iterator[WinnerTable]:
 def compared(source: Mapping[str, Any], one: PublishedSpeeds) -> Iterator[WinnerRow]:
     """Yield a row for each batch size of a pair with a data set."""
     methods = tuple(dict.fromkeys(key for found in one.speedups.values() for key in found))
-    asked = {**source["question"], **one.asked, "batches": tuple(one.speedups), "methods": methods}
-    answer = advise(Question(**asked))
+    asked = {**source["question"], **one.asked}
+    answer = advise(Question(**asked, batches=tuple(one.speedups), methods=methods))
     for batch, speedups in one.speedups.items():
         name = one.name if len(one.speedups) == 1 else f"{one.name}, batch {batch}"
         yield _row(name, answer, batch, speedups, one.plain.get(batch))
