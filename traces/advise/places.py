@@ -70,20 +70,20 @@ class Seating(NamedTuple):
 
 
 def plain_ways(question: Question) -> Iterator[Seating]:
-    for target in _widths(question, question.target_cards):
+    for target in _widths(question, question.target_cards, question.split):
         yield Seating(PLAIN, target, 0, target)
 
 
 def ways(question: Question, entrant: Entrant) -> Iterator[Seating]:
     """Yield the ways in which a method can use the cards, those with fewer cards first."""
-    for target in _widths(question, question.target_cards):
+    for target in _widths(question, question.target_cards, question.split):
         for drafter in _widths(question, question.drafter_cards):
             if drafter <= target:
                 yield from _ways(question.count, entrant, target, drafter)
 
 
-def _widths(question: Question, asked: int) -> list[int]:
-    return [width for width in WIDTHS if width <= question.count and asked in (0, width)]
+def _widths(question: Question, asked: int, split: str = "tensor") -> list[int]:
+    return [width for width in question.widths(split) if asked in (0, width)]
 
 
 def _ways(count: int, entrant: Entrant, target: int, drafter: int) -> Iterator[Seating]:
