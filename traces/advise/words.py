@@ -84,7 +84,7 @@ def left_out(answer: Answer) -> dict[str, str]:
         for method, batches in methods.items():
             together.setdefault((reason, tuple(batches)), []).append(method)
     return {
-        f"{_listed(methods)}{'' if batches == answer.question.batches else f', batch {_listed(batches)}'}": reason
+        f"{_listed(methods)}{'' if batches == answer.question.batches else f' at batch {_listed(batches)}'}": reason
         for (reason, batches), methods in together.items()
     }
 
