@@ -196,7 +196,7 @@ def estimates(question: Question, batch: int, left_out: LeftOut | None = None) -
     found = list[Estimate]()
     for entrant in entrants(question):
         mine = [Estimate(question, way, batch) for way in ways(question, entrant)]
-        able, reason = _able(mine)
+        able, reason = _able(question, mine)
         if not able and left_out is not None:
             left_out[titled(entrant), batch] = reason
         able.sort(key=lambda one: (-round(one.tokens_per_second, 3), one.way.cards))
@@ -204,11 +204,12 @@ def estimates(question: Question, batch: int, left_out: LeftOut | None = None) -
     return found
 
 
-def _able(mine: list[Estimate]) -> tuple[list[Estimate], str]:
+def _able(question: Question, mine: list[Estimate]) -> tuple[list[Estimate], str]:
     """Return the places that can be used; without one, why the nearest to it cannot."""
     from specscope.engine.run.serving import Load, under_load  # imports torch
 
-    reason = "there are too few cards for it"
+    fixed = question.target_cards or question.drafter_cards
+    reason = "it has no place with these numbers of cards" if fixed else "it needs more cards"
     if mine and mine[0].batch > 1:
         try:
             under_load(mine[0].way.entrant.key, mine[0].layout(mine[0].least), Load((0.0,)), 1)

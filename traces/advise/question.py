@@ -35,7 +35,7 @@ MOST_NEW = 512
 LEAST_RATE, MOST_RATE = 0.01, 0.99
 MOST_PLACES = 64
 """Places of a draft whose rates are typed."""
-_GPUS = re.compile(r"\s*([0-9]{1,6})\s*[x×]\s*(.+)")
+_GPUS = re.compile(r"\s*([0-9]{1,9})\s*[x×]\s*(.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,10 @@ class Question:
             if cards and (cards not in WIDTHS or cards > self.count):
                 known = ", ".join(str(width) for width in WIDTHS if width <= self.count)
                 raise UsageError(f"a model's number of cards is {cards}; choose one of {known}, or 0")
+        if 0 < self.target_cards < self.drafter_cards:
+            raise UsageError(
+                f"the drafter's number of cards is {self.drafter_cards}; it must be at most the target's, {self.target_cards}"
+            )
         for role, shape in (("target", self.target), ("drafter", self.drafter)):
             with_shape(_table(shape), f"the {role}'s ")
         self.profile(
