@@ -37,7 +37,7 @@ from specscope.traces.advise.question import (
     rates_of_run,
 )
 from specscope.traces.advise.runs import run, speed
-from specscope.traces.advise.words import changes, facts, headline, left_out, notes, refusal
+from specscope.traces.advise.words import changes, headline, left_out, notes, refusal
 from specscope.traces.facts.closed_forms import pearl_speedup, speculative_speedup, speculative_tokens
 from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
@@ -146,7 +146,7 @@ def test_the_words_of_a_place_say_where_both_models_lie():
 
 def test_a_card_holds_the_sums_of_capacity_and_fits_to_the_byte(monkeypatch):
     one = Estimate(replace(SMALL, batches=(4,)), Seating(entrant("PEARL"), 1, 1, 2), 4)
-    (drafter,), (target,) = one.kept.values()
+    (drafter,), (target,) = one.kept["gpu0"], one.kept["gpu1"]
     for part, model in ((drafter, one.latency.drafter), (target, one.latency.target)):
         (size,) = spread(model, 1)
         tokens = 4 * (64 + 64 + 96)  # prompt, answer, room for a draft
@@ -348,7 +348,7 @@ def test_at_the_printed_rate_the_scaled_closed_forms_cross(question):
 
     for change in found:
         title = change.text.partition(f"{change.value:.2f} ")[2].removesuffix(" is as fast")
-        other = next(o for o in answer.at(1) if o.title == title or "plain" in title and o.key == BASELINE)
+        other = next(o for o in answer.at(1) if title in (o.title, o.key == BASELINE and "plain decoding"))
         ahead = [at(best, rate) > at(other, rate) for rate in (change.value - 0.015, change.value + 0.015)]
         assert ahead == ([True, False] if change.text.startswith("above") else [False, True]), change
 
@@ -528,7 +528,7 @@ def test_the_rate_of_a_run_is_that_of_its_drafts_with_two_standard_errors():
 def test_rates_of_other_engines_logs_and_of_runs_that_tell_none():
     for name in ("vllm.jsonl", "aiperf.jsonl"):
         found = []
-        for trace in read_traces((IMPORTED / name).read_bytes(), name):
+        for trace in read_traces(IMPORTED / name).traces:
             levels = measure(trace).per_level
             if levels:
                 low, high = rates_of_run(trace)
