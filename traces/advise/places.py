@@ -153,26 +153,24 @@ class Estimate:
         at = MapPlace(self.latency, 0.0, self.question.rate, plan.doubt, plan.misses)
         return best_settings(self._form, at, self.way.given, self.way.entrant.search)
 
-    def speedup(
-        self, rate: float = 0.0, error: float = 1.0, config: Mapping[str, Any] | None = None
-    ) -> float:
+    def speedup(self, rate: float = 0.0, error: float = 1.0, longer: float = 1.0) -> float:
         """Return the closed form's speed-up over plain decoding on the target's own cards.
 
         Args:
             rate: The acceptance rate; the one in the middle if 0.
             error: How many times as fast the drafter is as its computed time says.
-            config: Settings; by default the best ones.
+            longer: How many times as long as computed a verification takes.
         """
         if not self.way.drafter:
             return 1.0
         plan = default()
         at = MapPlace(self.latency, 0.0, rate or self.question.rate, plan.doubt, plan.misses)
-        return self._form(at, error=error, **(self.config if config is None else config))
+        return self._form(at, error, longer, **self.config)
 
-    def _form(self, at: MapPlace, error: float = 1.0, **settings: Any) -> float:
+    def _form(self, at: MapPlace, error: float = 1.0, longer: float = 1.0, **settings: Any) -> float:
         if (rows := verified_rows(settings)) > MOST_NODES + 1:
             return 0.0
-        verify = self.verify_us(rows)
+        verify = self.verify_us(rows) * longer
         at = at._replace(c=verify / self.draft_us * error)
         return _FORMS[self.way.entrant.form](at, **settings) * self.verify_us(1) / verify
 
