@@ -153,19 +153,26 @@ class Estimate:
         at = MapPlace(self.latency, 0.0, self.question.rate, plan.doubt, plan.misses)
         return best_settings(self._form, at, self.way.given, self.way.entrant.search)
 
-    def speedup(self, rate: float = 0.0, error: float = 1.0, longer: float = 1.0) -> float:
+    def speedup(
+        self,
+        rate: float = 0.0,
+        error: float = 1.0,
+        longer: float = 1.0,
+        config: Mapping[str, Any] | None = None,
+    ) -> float:
         """Return the closed form's speed-up over plain decoding on the target's own cards.
 
         Args:
             rate: The acceptance rate; the one in the middle if 0.
             error: How many times as fast the drafter is as its computed time says.
             longer: How many times as long as computed a verification takes.
+            config: Settings; by default the best ones.
         """
         if not self.way.drafter:
             return 1.0
         plan = default()
         at = MapPlace(self.latency, 0.0, rate or self.question.rate, plan.doubt, plan.misses)
-        return self._form(at, error, longer, **self.config)
+        return self._form(at, error, longer, **(self.config if config is None else config))
 
     def _form(self, at: MapPlace, error: float = 1.0, longer: float = 1.0, **settings: Any) -> float:
         if (rows := verified_rows(settings)) > MOST_NODES + 1:
