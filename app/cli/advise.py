@@ -135,4 +135,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         if part["changes"]:
             yield "It would change:"
             yield from (f"  {change['text']}" for change in part["changes"])
-    yield from (f"{name} is left out: {reason}" for name, reason in found["left_out"].items())
+    if found["left_out"]:
+        yield ""
+        yield "Left out:"
+        yield from (f"  {name}: {reason}" for name, reason in found["left_out"].items())

@@ -14,15 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, hypot, log
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from specscope.engine.errors import OutOfMemory, UsageError
-from specscope.traces.advise.places import Estimate, Seating, entrants, plain_ways, ways
+from specscope.traces.advise.places import PLAIN, Estimate, Seating, entrants, plain_ways, titled, ways
 from specscope.traces.advise.question import Question
-from specscope.traces.facts.metrics import measure
-from specscope.traces.facts.requests import figures
-from specscope.traces.lab.plan import default
-from specscope.traces.lab.sweep import ScriptedRunner, SweepRun
+from specscope.traces.advise.runs import run, speed
 
 if TYPE_CHECKING:
     from specscope.engine.cluster.capacity import Kept
@@ -31,12 +28,15 @@ if TYPE_CHECKING:
 RATIO_ERROR = 0.2
 """Share by which T(target) / T(drafter) of the roofline may be off.
 
-It is 21 % or less for 80 % of the pairs of models in PEARL's Table 10, less with nano-PEARL.
+Of the 45 pairs of models in PEARL's Table 10, 80 % are off by no more; of those in nano-PEARL's
+AIME rows, which are all targets, all.
 """
 SEEDS = 2
 KEPT = 2
 """Places of a method that are run: the best ones by the closed form."""
 PARTS = ("acceptance", "times", "drafts")
+LeftOut: TypeAlias = dict[tuple[str, int], str]
+"""(method, batch) -> why it is left out."""
 
 
 class Likely(NamedTuple):
@@ -89,8 +89,7 @@ class Option:
 
     @property
     def title(self) -> str:
-        """The method's name for people, by its place where one method has two."""
-        return self.way.entrant.short if self.way.entrant.given.get("placement") else self.way.entrant.title
+        return titled(self.way.entrant)
 
     @property
     def dominant(self) -> str:
@@ -131,8 +130,20 @@ class Answer:
 
     question: Question
     options: list[Option] = field(default_factory=list[Option])
-    left_out: dict[str, str] = field(default_factory=dict[str, str])
-    """Method, or method and batch -> why it is left out."""
+    left_out: LeftOut = field(default_factory=dict[tuple[str, int], str])
+
+    scales: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
+    """(entrant, batch) -> how many times as fast its run is as its closed form says."""
+
+    def scale(self, one: Estimate) -> float:
+        """Return how many times as fast as its closed form says a placement is likely to be.
+
+        It is that of the method's best place here; of a method that has none, the placement's own.
+        """
+        key = one.way.entrant.short, one.batch
+        if key not in self.scales:
+            self.scales[key] = speed(run(one, 0)) / one.tokens_per_second
+        return self.scales[key]
 
     def at(self, batch: int) -> list[Option]:
         """Return the options of a batch size, the fastest first."""
@@ -174,45 +185,54 @@ def plain_estimate(question: Question, batch: int) -> Estimate:
         OutOfMemory: It fits in none.
     """
     found = [Estimate(question, way, batch) for way in plain_ways(question)]
-    able = [one for one in found if one.fits]
+    able = [one for one in found if not one.missing]
     if not able:
         _ = found[-1].kept  # raises, with the sums of the most cards
     return max(able, key=lambda one: one.tokens_per_second)
 
 
-def estimates(question: Question, batch: int, left_out: dict[str, str] | None = None) -> list[Estimate]:
+def estimates(question: Question, batch: int, left_out: LeftOut | None = None) -> list[Estimate]:
     """Return each method's places that fit and work, the best ones by the closed form first."""
-    from specscope.engine.run.serving import Load, under_load  # imports torch
-
-    found, left_out = list[Estimate](), {} if left_out is None else left_out
+    found = list[Estimate]()
     for entrant in entrants(question):
         mine = [Estimate(question, way, batch) for way in ways(question, entrant)]
-        name = entrant.short if batch == 1 else f"{entrant.short}, batch {batch}"
-        fitting = [one for one in mine if one.speedup() > 0]
-        reason = "too few cards" if not mine else "no draft length keeps its servers busy"
-        if batch > 1 and fitting:
-            try:
-                under_load(entrant.key, fitting[0].layout, Load((0.0,)), 1)
-            except UsageError as error:
-                fitting, reason = [], str(error)
-        able = [one for one in fitting if one.fits]
-        if fitting and not able:
-            try:
-                _ = max(fitting, key=lambda one: (one.way.target, one.way.cards)).kept
-            except OutOfMemory as error:
-                reason = str(error)
-        if not able:
-            left_out[name] = reason
+        able, reason = _able(question, mine)
+        if not able and left_out is not None:
+            left_out[titled(entrant), batch] = reason
         able.sort(key=lambda one: (-round(one.tokens_per_second, 3), one.way.cards))
         found += able
     return found
+
+
+def _able(question: Question, mine: list[Estimate]) -> tuple[list[Estimate], str]:
+    """Return the places that can be used; without one, why the nearest to it cannot."""
+    from specscope.engine.run.serving import Load, under_load  # imports torch
+
+    fixed = question.target_cards or question.drafter_cards
+    reason = "it has no place with these numbers of cards" if fixed else "it needs more cards"
+    if mine and mine[0].batch > 1:
+        try:
+            under_load(mine[0].way.entrant.key, mine[0].layout(mine[0].least), Load((0.0,)), 1)
+        except UsageError:
+            mine, reason = (
+                [],
+                "sequences of a batch go in lockstep, and it starts and stops forwards at any time",
+            )
+    fitting = [one for one in mine if not one.missing]
+    if mine and not fitting:
+        try:
+            _ = min(mine, key=lambda one: one.missing).kept
+        except OutOfMemory as error:
+            reason = str(error)
+    able = [one for one in fitting if one.speedup() > 0]
+    return able, "its targets cannot keep up with so fast a drafter" if fitting else reason
 
 
 class _Plan:
     """The runs of a batch size."""
 
     def __init__(self, answer: Answer, batch: int) -> None:
-        self.question, self.batch = answer.question, batch
+        self.answer, self.question, self.batch = answer, answer.question, batch
         self.plain = plain_estimate(self.question, batch)
         kept = dict[str, list[Estimate]]()
         for one in estimates(self.question, batch, answer.left_out):
@@ -223,32 +243,32 @@ class _Plan:
         self.groups = [uuid.uuid4().hex[:12] for _ in range(SEEDS if batch == 1 else 1)]
 
     def options(self) -> Iterator[Option]:
-        plain = [self._run(self.plain, seed) for seed in range(len(self.groups))]
-        speeds = [self._speed(trace) for trace in plain]
-        one = Likely(1.0, 1.0, 1.0)
-        yield Option(
-            self.plain.way, self.batch, {}, one, {}, fmean(speeds), self.plain.kept, tuple(plain[:1])
+        plain = [run(self.plain, seed, group) for seed, group in enumerate(self.groups)]
+        speeds = [speed(trace) for trace in plain]
+        total, one = fmean(speeds), Likely(1.0, 1.0, 1.0)
+        self.answer.scales[PLAIN.short, self.batch] = total / self.plain.tokens_per_second
+        yield Option(self.plain.way, self.batch, {}, one, {}, total, self.plain.kept, tuple(plain[:1]))
+        for one in self.chosen:
+            yield self._option(one, speeds)
+
+    def _option(self, one: Estimate, plain: list[float]) -> Option:
+        traces = [run(one, seed, group) for seed, group in enumerate(self.groups)]
+        found = [speed(trace) / other for trace, other in zip(traces, plain, strict=True)]
+        mid, factors = fmean(found), self._parts(one)
+        parts = {name: Likely(*(mid * factor for factor in part)) for name, part in factors.items()}
+        parts["drafts"] = Likely(min(found), mid, max(found))
+        total = mid * fmean(plain)
+        self.answer.scales.setdefault((one.way.entrant.short, self.batch), total / one.tokens_per_second)
+        return Option(
+            one.way,
+            self.batch,
+            one.config,
+            combined(mid, [*parts.values()]),
+            parts,
+            total,
+            one.kept,
+            (traces[0],),
         )
-        for estimate in self.chosen:
-            traces = [self._run(estimate, seed) for seed in range(len(self.groups))]
-            found = [self._speed(t) / s for t, s in zip(traces, speeds, strict=True)]
-            mid, parts = fmean(found), self._parts(estimate)
-            parts["drafts"] = Likely(min(found), mid, max(found))
-            for name in ("acceptance", "times"):
-                parts[name] = Likely(*(mid * factor for factor in parts[name]))
-            speed = combined(mid, [*parts.values()])
-            parts = {name: parts[name] for name in PARTS}
-            way = estimate.way
-            yield Option(
-                way,
-                self.batch,
-                estimate.config,
-                speed,
-                parts,
-                mid * fmean(speeds),
-                estimate.kept,
-                (traces[0],),
-            )
 
     def _parts(self, one: Estimate) -> dict[str, Likely]:
         """Return the factors by which acceptance and times may change a speed-up."""
@@ -265,27 +285,6 @@ class _Plan:
             "acceptance": Likely(min(1.0, *rates), 1.0, max(1.0, *rates)),
             "times": Likely(min(1.0, *times), 1.0, max(1.0, *times)),
         }
-
-    def _run(self, one: Estimate, seed: int) -> Trace:
-        plan = default()
-        runner = ScriptedRunner(
-            one.profile,
-            "",
-            self.question.tokens,
-            doubt=plan.doubt,
-            misses=plan.misses,
-            prompt=self.question.context,
-            batch=self.batch if self.batch > 1 else 0,
-        )
-        job = SweepRun(one.way.entrant.key, dict(one.config), seed, self.question.rate, self.groups[seed])
-        return runner(job)
-
-    def _speed(self, trace: Trace) -> float:
-        """Return tokens per second of all sequences, while they decode."""
-        if self.batch == 1:
-            return measure(trace).tokens_per_second or 0.0
-        tpot = figures(trace, 1, 1)["tpot_ms"]
-        return 1e3 * self.batch / tpot if tpot else 0.0
 
 
 def combined(mid: float, parts: Sequence[Likely]) -> Likely:

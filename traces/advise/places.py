@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specscope.engine.errors import OutOfMemory
+from specscope.engine.drafting.static import MOST_NODES
 from specscope.engine.methods import BASELINE, find
 from specscope.traces.advise.question import WIDTHS, Question
 from specscope.traces.lab.forms import FORMS, MapPlace, best_settings, verified_rows
@@ -14,7 +15,8 @@ from specscope.traces.lab.plan import Entrant, default
 from specscope.traces.lab.sweep import scripted_pair
 
 if TYPE_CHECKING:
-    from specscope.engine.cluster.capacity import Kept
+    from specscope.engine.cluster.assignment import Assigned
+    from specscope.engine.cluster.capacity import Kept, Need
     from specscope.engine.layout import Layout
     from specscope.engine.simulate.latency import Latency
     from specscope.engine.simulate.profile import Profile
@@ -67,6 +69,11 @@ class Seating(NamedTuple):
         if self.drafter == self.target:
             return f"{target}, the drafter on the same"
         return f"{target}, the drafter on {self.drafter if self.drafter > 1 else 'one'} of them"
+
+
+def titled(entrant: Entrant) -> str:
+    """Return a method's name for people, by its place where one method has two."""
+    return entrant.short if entrant.given.get("placement") else entrant.title
 
 
 def plain_ways(question: Question) -> Iterator[Seating]:
@@ -163,7 +170,9 @@ class Estimate:
         return self._form(at, error=error, **(self.config if config is None else config))
 
     def _form(self, at: MapPlace, error: float = 1.0, **settings: Any) -> float:
-        verify = self.verify_us(verified_rows(settings))
+        if (rows := verified_rows(settings)) > MOST_NODES + 1:
+            return 0.0
+        verify = self.verify_us(rows)
         at = at._replace(c=verify / self.draft_us * error)
         return _FORMS[self.way.entrant.form](at, **settings) * self.verify_us(1) / verify
 
@@ -179,30 +188,49 @@ class Estimate:
         Raises:
             OutOfMemory: A card has no room.
         """
-        from specscope.engine.cluster.capacity import Need, check_capacity, kept  # imports torch
+        from specscope.engine.cluster.capacity import check_capacity, kept  # imports torch
+
+        placed = self._placed(self.config)
+        check_capacity(self.latency, *placed)
+        return kept(self.latency, *placed)
+
+    @cached_property
+    def missing(self) -> int:
+        """Bytes that the fullest card lacks; 0 if all have room."""
+        return self._lacks(self.least) or self._lacks(self.config)
+
+    @property
+    def least(self) -> dict[str, Any]:
+        """The smallest settings: what does not fit with them fits with none."""
+        return {**self.way.given, **dict.fromkeys(self.way.entrant.search, 1)}
+
+    def _lacks(self, config: Mapping[str, Any]) -> int:
+        from specscope.engine.cluster.capacity import kept
+
+        held = kept(self.latency, *self._placed(config)).values()
+        most = max(sum(part.total for part in parts) for parts in held)
+        return max(0, most - int(self.latency.hardware.known("memory_gib") * 2**30))
+
+    def _placed(self, config: Mapping[str, Any]) -> tuple[Assigned, Need]:
+        """Return which cards the models take, and for how many tokens."""
+        from specscope.engine.cluster.capacity import Need
         from specscope.engine.cluster.options import Options
         from specscope.engine.cluster.profile_devices import profile_devices
         from specscope.engine.simulate.oracle import Source, bernoulli_models
 
+        layout = self.layout(config)
         tokens = Source(bernoulli_models((0.5,), 2), "")
-        options = Options(runtime="virtual", profile=self.profile, tokens=tokens)
-        layout = self.layout
+        hardware = replace(self.latency.hardware, memory_gib=None)  # what lacks room is counted, too
+        latencies = {self.profile.default: replace(self.latency, hardware=hardware)}
+        options = Options(
+            runtime="virtual", profile=replace(self.profile, latencies=latencies), tokens=tokens
+        )
         assigned = profile_devices(scripted_pair(), options).assign(layout)
-        need = Need(self.batch, self.question.context + self.question.tokens + layout.slack)
-        check_capacity(self.latency, assigned, need)
-        return kept(self.latency, assigned, need)
+        return assigned, Need(self.batch, self.question.context + self.question.tokens + layout.slack)
 
-    @property
-    def layout(self) -> Layout:
+    def layout(self, config: Mapping[str, Any]) -> Layout:
         method = find(self.way.entrant.key)
-        return method.layout(method.configure(self.config))
-
-    @property
-    def fits(self) -> bool:
-        try:
-            return bool(self.kept)
-        except OutOfMemory:
-            return False
+        return method.layout(method.configure(config))
 
 
 def _shared(at: MapPlace, gamma: int, **_: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod, sqrt
@@ -32,6 +33,9 @@ MOST_BATCHES = 4
 MOST_BATCH = min(64, MOST_SEQUENCES)
 MOST_NEW = 512
 LEAST_RATE, MOST_RATE = 0.01, 0.99
+MOST_PLACES = 64
+"""Places of a draft whose rates are typed."""
+_GPUS = re.compile(r"\s*([0-9]{1,9})\s*[x×]\s*(.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,10 @@ class Question:
             if cards and cards not in (widths := self.widths(split)):
                 known = ", ".join(map(str, widths))
                 raise UsageError(f"a model's number of cards is {cards}; choose one of {known}, or 0")
+        if 0 < self.target_cards < self.drafter_cards:
+            raise UsageError(
+                f"the drafter's number of cards is {self.drafter_cards}; it must be at most the target's, {self.target_cards}"
+            )
         for role, shape in (("target", self.target), ("drafter", self.drafter)):
             with_shape(_table(shape), f"the {role}'s ")
         self.profile(
@@ -154,10 +162,8 @@ def _table(shape: str | Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_gpus(text: str) -> tuple[int, str]:
     """Return number and card of a text such as `2xH100`; one card without a number."""
-    count, times, card = text.partition("x")
-    if times and count.strip().isdecimal():
-        return int(count), card.strip()
-    return 1, text.strip()
+    count, card = found.groups() if (found := _GPUS.fullmatch(text)) else (None, text)
+    return int(count or 1), card.strip()
 
 
 def parse_rates(text: str) -> tuple[float, float]:
@@ -168,21 +174,25 @@ def parse_rates(text: str) -> tuple[float, float]:
     """
     if text == "unknown":
         return UNKNOWN
+    places = text.split(",")
+    ends = text.split(":")
     try:
-        if "," in text:
-            places = [float(part) for part in text.split(",")]
-            for place in places:
-                check_range("the acceptance rate of a place", place, LEAST_RATE, MOST_RATE)
-            share = sum(prod(places[: i + 1]) for i in range(len(places))) / len(places)
-            rate = round(rate_of_share(share, len(places)), 4)
-            return rate, rate
-        low, _, high = text.partition(":")
-        return float(low), float(high or low)
+        found = [float(part) for part in (places if len(places) > 1 else ends)]
+        if len(places) == 1 and len(found) > 2:
+            raise ValueError
     except ValueError:
         raise UsageError(
             f"the acceptance rate is {shown(text)}; write a rate as in 0.7, a range as in 0.6:0.8, the rates of the "
             "places of a draft as in 0.9,0.8,0.7, or unknown"
         ) from None
+    if len(places) == 1:
+        return found[0], found[-1]
+    check_range("the number of places", len(found), 2, MOST_PLACES)
+    for place in found:
+        check_range("the acceptance rate of a place", place, LEAST_RATE, MOST_RATE)
+    share = sum(prod(found[: i + 1]) for i in range(len(found))) / len(found)
+    rate = round(rate_of_share(share, len(found)), 4)
+    return rate, rate
 
 
 def rates_of_run(trace: Trace) -> tuple[float, float]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from specscope.engine.errors import OutOfMemory, UsageError
 from specscope.engine.methods import BASELINE
+from specscope.engine.simulate.roofline import WEIGHT_BITS
 from specscope.engine.simulate.shapes import data
 from specscope.traces.advise.answer import RATIO_ERROR, Answer, Option, estimates, plain_estimate
-from specscope.traces.advise.places import Estimate
-from specscope.traces.advise.question import LEAST_RATE, MOST_CONTEXT, MOST_RATE, Question
+from specscope.traces.advise.places import PLAIN, Estimate, plain_ways, titled
+from specscope.traces.advise.question import LEAST_RATE, MOST_CONTEXT, MOST_RATE, WIDTHS, Question
 
 SMALLER = ("fp8", "int4")
 """Dtypes that a hint tries."""
-EQUAL = 0.03
-"""A smaller lead is none."""
+MOST_SUMMED = 4096
+"""Sequences for which the sums of memory are made, more than a question may have."""
 _PART = {
     "acceptance": "the acceptance rate",
     "times": "the computed times",
@@ -56,22 +58,40 @@ def notes(answer: Answer, batch: int) -> Iterator[str]:
 def _why_plain(answer: Answer, batch: int) -> str:
     others = [o for o in answer.at(batch) if o.key != BASELINE]
     if not others:
-        return "no method that drafts fits beside the target"
+        return "none of the methods that draft can be used"
     return f"the best method that drafts, {others[0].title}, reaches {others[0].speed} times its speed"
 
 
 def _reason(answer: Answer, best: Option) -> str:
-    """Return why other places are not at hand: what the target leaves."""
+    """Return why no drafter has cards of its own, if the target leaves it none."""
     question = answer.question
-    least = next((o for o in answer.at(best.batch) if o.key == BASELINE), best)
-    target = next(parts[0] for parts in least.kept.values())
-    apart = any(o.way.beside for o in answer.at(best.batch))
-    if apart or not question.count > 1:
+    ways = [Estimate(question, way, best.batch) for way in plain_ways(replace(question, target_cards=0))]
+    able = [one for one in ways if not one.missing]
+    if question.count == 1 or min(one.way.target for one in able) < question.count:
         return ""
-    return (
-        f"{target.named} in {target.model.dtype} fills {'all' if question.count > 2 else 'both'} cards and leaves none "
-        "for a drafter of its own"
-    )
+    (target,) = next(iter(able[0].kept.values()))
+    cards = "both" if question.count == 2 else f"all {question.count}"
+    return f"{target.named} in {target.model.dtype} needs {cards} cards, which leaves none for a drafter of its own"
+
+
+def left_out(answer: Answer) -> dict[str, str]:
+    """Return the methods that are left out, those with the same reason together -> the reason."""
+    reasons = dict[str, dict[str, list[int]]]()
+    for (method, batch), reason in answer.left_out.items():
+        reasons.setdefault(reason, {}).setdefault(method, []).append(batch)
+    together = dict[tuple[str, tuple[int, ...]], list[str]]()
+    for reason, methods in reasons.items():
+        for method, batches in methods.items():
+            together.setdefault((reason, tuple(batches)), []).append(method)
+    return {
+        f"{_listed(methods)}{'' if batches == answer.question.batches else f' at batch {_listed(batches)}'}": reason
+        for (reason, batches), methods in together.items()
+    }
+
+
+def _listed(things: Sequence[object]) -> str:
+    *most, last = map(str, things)
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +114,9 @@ def changes(answer: Answer, batch: int) -> list[BreakEven]:
     if best.key != BASELINE:
         found += _acceptance(answer, best)
         found += _context(question, best)
-        found += _batch(question, best)
-    found += _dtypes(question, best)
-    found += _cards(question, best)
+        found += _batch(answer, best)
+    found += _dtypes(answer, best)
+    found += _cards(answer, best)
     return found
 
 
@@ -127,7 +147,7 @@ def facts(answer: Answer) -> dict[str, Any]:
             for batch in question.batches
             if answer.at(batch)
         ],
-        "left_out": dict(answer.left_out),
+        "left_out": left_out(answer),
     }
 
 
@@ -137,32 +157,32 @@ def _same(question: Question, option: Option, batch: int) -> Estimate:
 
 def _acceptance(answer: Answer, best: Option) -> Iterator[BreakEven]:
     """Yield the rates at which plain decoding, and another method, become as fast."""
-    question, batch = answer.question, best.batch
-    plain = plain_estimate(question, batch).tokens_per_second
+    question, least = answer.question, LEAST_RATE
 
-    def speed(option: Option, rate: float) -> float:
-        return _same(replace(question, rates=(rate, rate)), option, batch).tokens_per_second
+    def ahead(rate: float, other: Option) -> float:
+        mine, others = (
+            _closed(replace(question, rates=(rate, rate)), o) / _closed(question, o) * o.tokens_per_second
+            for o in (best, other)
+        )
+        return mine - others
 
-    def over_plain(rate: float) -> float:
-        return speed(best, rate) - plain
-
-    if (rate := _crossing(over_plain, LEAST_RATE, question.rate)) is not None:
+    plain, *others = sorted(answer.at(best.batch), key=lambda o: o.key != BASELINE)
+    if (rate := _crossing(partial(ahead, other=plain), least, question.rate)) is not None:
+        least = rate
         yield BreakEven(
             "acceptance", rate, f"below an acceptance rate of {rate:.2f} plain decoding is as fast"
         )
-    others = [o for o in answer.at(batch) if o.key not in (best.key, BASELINE)]
-    for other in others[:2]:
-
-        def over_other(rate: float, other: Option = other) -> float:
-            return speed(best, rate) - speed(other, rate)
-
-        for low, high, word in (
-            (question.rate, MOST_RATE, "above"),
-            (LEAST_RATE, question.rate, "below"),
-        ):
-            if over_other(question.rate) > 0 and (rate := _crossing(over_other, low, high)) is not None:
+    rivals = {o.title: o for o in reversed(others) if o.title != best.title}
+    for other in [*reversed(rivals.values())][:2]:
+        over = partial(ahead, other=other)
+        for low, high, word in ((question.rate, MOST_RATE, "above"), (least, question.rate, "below")):
+            if (rate := _crossing(over, low, high)) is not None:
                 text = f"{word} an acceptance rate of {rate:.2f} {other.title} is as fast"
                 yield BreakEven("acceptance", rate, text)
+
+
+def _closed(question: Question, option: Option) -> float:
+    return _same(question, option, option.batch).tokens_per_second
 
 
 def _crossing(value: Callable[[float], float], low: float, high: float) -> float | None:
@@ -186,68 +206,78 @@ def _most(fits: Callable[[int], bool], least: int, most: int) -> int:
 
 def _context(question: Question, best: Option) -> Iterator[BreakEven]:
     def fits(context: int) -> bool:
-        return _same(replace(question, context=context), best, best.batch).fits
+        return not _same(replace(question, context=context), best, best.batch).missing
 
     most = _most(fits, question.context, MOST_CONTEXT)
     if most < MOST_CONTEXT:
         yield BreakEven("context", most, f"beyond a context of {most:,} tokens it does not fit there")
 
 
-def _batch(question: Question, best: Option) -> Iterator[BreakEven]:
-    """Yield the batch size from which on the method does not pay, and the largest that fits."""
+def _batch(answer: Answer, best: Option) -> Iterator[BreakEven]:
+    """Yield a batch size at which the method does not pay, or the largest that fits."""
+    question = answer.question
+    own = replace(question, methods=(best.key,))
 
     def fits(batch: int) -> bool:
-        return _same(question, best, batch).fits
+        return not _same(question, best, batch).missing
 
-    most = _most(fits, best.batch, 4096)
-    for batch in (2**i for i in range(13)):
-        if best.batch < batch <= most:
-            able = [
-                one for one in estimates(question, batch) if one.way.entrant.short == best.way.entrant.short
-            ]
-            with suppress(OutOfMemory):
-                plain = plain_estimate(question, batch).tokens_per_second
-                if not able:
-                    text = f"from a batch of {batch} on it cannot go on in lockstep with the others, or does not fit"
-                    yield BreakEven("batch", batch, text)
-                    return
-                if able[0].tokens_per_second <= plain:
-                    yield BreakEven("batch", batch, f"from a batch of {batch} on plain decoding is as fast")
-                    return
-    if most < 4096:
-        yield BreakEven("batch", most, f"beyond a batch of {most} it does not fit there")
+    most = _most(fits, best.batch, MOST_SUMMED)
+    for batch in (2**i for i in range(MOST_SUMMED.bit_length())):
+        if not best.batch < batch <= most:
+            continue
+        able = [one for one in estimates(own, batch) if titled(one.way.entrant) == best.title]
+        if not able:
+            text = f"with more than {_sequences(best.batch)} it cannot be used: they go in lockstep, and it does not"
+            yield BreakEven("batch", best.batch, text)
+            return
+        ratio = best.tokens_per_second / _closed(question, best)
+        plain = answer.scales[PLAIN.short, best.batch] * plain_estimate(question, batch).tokens_per_second
+        if ratio * able[0].tokens_per_second <= plain:
+            yield BreakEven("batch", batch, f"with {batch} sequences plain decoding is as fast")
+            return
+    if most < MOST_SUMMED:
+        yield BreakEven("batch", most, f"more than {_sequences(most)} do not fit there")
 
 
-def _dtypes(question: Question, best: Option) -> Iterator[BreakEven]:
-    for dtype in SMALLER[SMALLER.index(question.dtype) + 1 if question.dtype in SMALLER else 0 :]:
-        text = _otherwise(question.in_dtype(dtype), best)
-        if text:
+def _sequences(count: int) -> str:
+    return "one sequence" if count == 1 else f"{count} sequences"
+
+
+def _dtypes(answer: Answer, best: Option) -> Iterator[BreakEven]:
+    bits = WEIGHT_BITS[answer.question.dtype]
+    for dtype in (name for name in SMALLER if WEIGHT_BITS[name] < bits):
+        if text := _otherwise(answer, answer.question.in_dtype(dtype), best):
             yield BreakEven("dtype", dtype, f"in {dtype}: {text}")
 
 
-def _cards(question: Question, best: Option) -> Iterator[BreakEven]:
-    if question.count * 2 <= 16:
+def _cards(answer: Answer, best: Option) -> Iterator[BreakEven]:
+    question = answer.question
+    if question.count * 2 <= WIDTHS[-1]:
         more = replace(question, count=2 * question.count)
-        if text := _otherwise(more, best):
+        if text := _otherwise(answer, more, best):
             yield BreakEven("cards", more.count, f"on {more.count} × {question.card}: {text}")
 
 
-def _otherwise(question: Question, best: Option) -> str:
-    """Return the best method of another question by the closed form, and how fast it is."""
+def _otherwise(answer: Answer, question: Question, best: Option) -> str:
+    """Return the best method of another question by the closed form, and how fast it is.
+
+    The closed forms are scaled to the runs, see `Answer.scale`.
+    """
     try:
         plain = plain_estimate(question, best.batch)
     except (OutOfMemory, UsageError):
         return ""
-    found = max(estimates(question, best.batch), key=lambda one: one.tokens_per_second, default=plain)
-    if found.tokens_per_second <= plain.tokens_per_second:
-        return f"plain decoding, {plain.tokens_per_second / best.tokens_per_second:.1f} times as fast as now"
-    title = (
-        found.way.entrant.title if not found.way.entrant.given.get("placement") else found.way.entrant.short
-    )
-    return (
-        f"{title} with {found.way.words()}, about {found.tokens_per_second / plain.tokens_per_second:.1f} times plain "
-        f"decoding there, {found.tokens_per_second / best.tokens_per_second:.1f} times as fast as this answer"
-    )
+    firsts = {one.way.entrant.short: one for one in reversed(estimates(question, best.batch))}
+    found, speed = plain, answer.scale(plain) * plain.tokens_per_second
+    usual = speed
+    for one in sorted(firsts.values(), key=lambda one: -one.tokens_per_second):
+        if (other := answer.scale(one) * one.tokens_per_second) > speed:
+            found, speed = one, other
+    now = f"{speed / best.tokens_per_second:.1f} times as fast as this answer"
+    if found is plain:
+        return f"plain decoding, with {plain.way.words()}, {now}"
+    title = titled(found.way.entrant)
+    return f"{title}, with {found.way.words()}: about {speed / usual:.1f} times plain decoding there, {now}"
 
 
 def refusal(question: Question, error: OutOfMemory) -> str:

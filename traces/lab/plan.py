@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,6 +109,7 @@ class MapPlan:
         return [(ratio, rate) for ratio in self.ratios for rate in self.rates]
 
 
+@cache
 def default() -> MapPlan:
     return plan_of(tomllib.loads(FILE.read_text(encoding="utf-8")))
 
