@@ -483,7 +483,7 @@ def test_a_rate_that_is_none_is_refused_with_its_value(text, words):
 
 @pytest.mark.parametrize("text", ["", "1,", "two", "1.5", "9" * 5000])
 def test_batches_are_whole_numbers(text):
-    with pytest.raises(UsageError, match="the batch is .*; write whole numbers, as in 1,8"):
+    with pytest.raises(UsageError, match=r"the batch is .*; write whole numbers, as in 1,8"):
         parse_batches(text)
     assert parse_batches("8,1,8") == (1, 8)
 
