@@ -34,7 +34,7 @@ QUESTION: options.Options = {
     "--acceptance": (
         "unknown",
         "RATE",
-        "0.7, a range as 0.6:0.8, the rates by place as 0.9,0.8,0.7, or unknown: 0.5 to 0.9 (unknown)",
+        "0.7, a range as 0.6:0.8, the rates by place as 0.9,0.8,0.7, or unknown: 0.5 to 0.95 (unknown)",
     ),
     "--recorded": (
         str,

@@ -34,6 +34,11 @@ PAPER: options.Options = {
 ROWS: options.Options = {
     "--rows": (False, "", "print all rows below the summary"),
     "--forwards": (False, "", "print how far the roofline is from published times of forwards, by source"),
+    "--winners": (
+        False,
+        "",
+        "print whether advise names the winners of published clusters, by source (minutes)",
+    ),
 }
 
 
@@ -46,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the rows of the papers; return 1 if an exact row is not exact."""
     from specscope.traces.papers.summary import RowCounts, chosen
 
-    if args.forwards:
-        return _forwards(args)
+    if args.forwards or args.winners:
+        return _sources(args)
     papers = chosen(args.paper)
     common.check_output(args.output)
     rows: list[PaperRow] = []
@@ -72,15 +77,27 @@ def run(args: argparse.Namespace) -> int:
     return 0 if summary.exact_equal == summary.counts["exact"] else 1
 
 
-def _forwards(args: argparse.Namespace) -> int:
-    from specscope.traces.papers.forwards import sources, table_lines
-
+def _sources(args: argparse.Namespace) -> int:
+    option = "--forwards" if args.forwards else "--winners"
+    if args.forwards and args.winners:
+        raise UsageError("--forwards and --winners print a table each; leave one of them out")
     if args.paper or args.output is not None:
-        raise UsageError("--forwards prints one table of all sources; leave --paper and -o out")
-    found = sources()
-    common.answer(
-        args, {"forwards": [source.to_dict() for source in found]}, table_lines(found, rows=args.rows)
-    )
+        raise UsageError(f"{option} prints one table of all sources; leave --paper and -o out")
+    if args.forwards:
+        from specscope.traces.papers.forwards import sources, table_lines
+
+        found = sources()
+        lines = table_lines(found, rows=args.rows)
+    else:
+        from specscope.traces.papers import winners
+
+        found = list[winners.WinnerTable]()
+        with common.Status("asking advise about published clusters") as status:
+            for table in winners.winner_tables():
+                found.append(table)
+                status.text = f"asking advise about published clusters; done: {table.title}"
+        lines = winners.table_lines(found, rows=args.rows)
+    common.answer(args, {option.removeprefix("--"): [source.to_dict() for source in found]}, lines)
     return 0
 
 

@@ -27,6 +27,7 @@ NOWHERE = {
     r"--runtime ray|--ray": "starts a Ray cluster; tests/engine/runtimes/test_ray.py",
     r"^train ": "trains for minutes to hours; tests/engine/training",
     r"^models (get|remove)": "downloads and deletes a model; tests/engine/checkpoints/test_catalog.py",
+    r"^papers --winners": "ten minutes; tests/traces/papers/test_winners.py",
     r"^map --seeds 5": "half an hour; the next line of that page is a part of it",
     r"^follow (server\.log|http|FOLDER)": "follows what runs elsewhere; tests/app/test_recordings.py",
     r"^follow .* --json": "waits for a file that grows; tests/app/test_recordings.py",

@@ -10,6 +10,7 @@ times are always the same; `cluster` measures the bundled pair on two nodes of R
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import tempfile
 from html import escape
@@ -17,13 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import torch
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from specscope.app.pairs import TOY
+from specscope.engine.checkpoints.catalog import PAIRS
 from tests.browser.conftest import launched
 from tests.browser.playground.conftest import PATIENCE, playing
-from tests.browser.playground.steps import answer, choose, viewer, wait_for
+from tests.browser.playground.steps import answer, choose, fill, viewer, wait_for
 from tests.docs.notebook import FILE
 from tests.engine.runtimes.ray_nodes import two_nodes
 
@@ -127,6 +131,33 @@ def cluster(page: Page) -> None:
     live = page.locator("#live-viewer")
     parts = (live.locator(".ss-panes"), live.locator(".ss-gantt"))
     save("cluster", page, page.locator("#folded"), page.locator("#turn"), *parts)
+
+
+def mixture(folder: Path) -> Path:
+    """Write a target of random weights: eight experts in each layer, two for a row."""
+    sizes = {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2}
+    torch.manual_seed(1)
+    config = MixtralConfig(**sizes, **heads, **experts, architectures=["MixtralForCausalLM"])
+    MixtralForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(PAIRS / TOY / "target" / name, folder)
+    return folder
+
+
+def experts(page: Page, target: Path) -> None:
+    """A race on a target of eight experts: how many of them each forward reads."""
+    page.get_by_role("radio", name="My own").check()
+    fill(page.locator("#target textarea, #target input"), str(target))
+    page.get_by_role("radio", name=re.compile("8 bits")).check()
+    choose(page, "PEARL", on=False)
+    choose(page, "Token tree", on=True)
+    fill(page.get_by_role("spinbutton", name="Temperature"), "1")
+    answer(page, PROMPT, TOKENS)
+    cards = page.locator("#live-viewer .ss-experts")
+    expect(cards).to_have_count(3)
+    save("experts", page, cards.first, cards.last)
 
 
 def run_tutorial(page: Page) -> None:
@@ -264,7 +295,7 @@ def notebook(browser: Browser) -> None:
 
 PICTURES = (panes, timeline, tokens, whatif, diff, lab, load, advise)
 """The pictures of the tutorial's runs, in the order in which they are taken."""
-NAMES = tuple(picture.__name__ for picture in (notebook, playground, beside, cluster, *PICTURES))
+NAMES = tuple(p.__name__ for p in (notebook, playground, beside, cluster, experts, *PICTURES))
 
 
 def take(names: list[str], browser: Browser, url: str) -> None:
@@ -303,6 +334,8 @@ def main(names: list[str]) -> int:
         if set(names) - {notebook.__name__, cluster.__name__}:
             with playing(*toy) as server:
                 take(names, browser, server.url)
+                if experts.__name__ in names:
+                    experts(visit(browser, server.url, NARROW), mixture(Path(folder) / "mixture"))
         if cluster.__name__ in names:
             with two_nodes() as nodes, playing(*toy, "--ray", "--address", nodes.address) as server:
                 cluster(visit(browser, server.url, NARROW))

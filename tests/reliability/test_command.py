@@ -27,8 +27,9 @@ from tests.engine.runtimes.processes import worker_processes
 from tests.engine.training.tiny import stories, write_source
 from tests.traces.samples import sample_trace
 
-LIMIT_S = 60
-"""Most seconds until the end, usually two: a busy machine ends an interpreter slowly."""
+pytestmark = pytest.mark.timeout(900)
+LIMIT_S = 240
+"""Most seconds until the end, usually two: a machine with ten busy programs ends one slowly."""
 STOPPED = "specscope: stopped\n"
 
 
@@ -43,8 +44,8 @@ for line in sys.stdin:
         for number, file in ((0, os.devnull), (1, os.devnull), (2, errors)):
             os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
         sys.exit(main.main(words))
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    print("pid", child, flush=True)
+    print("exit", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 """Runs each command in a child that has imported the libraries, which take longer than the run."""
 
@@ -64,8 +65,7 @@ class Command:
         psutil.wait_procs([self.process, self.worker], timeout=LIMIT_S)
         assert not self.process.is_running(), "the command is still running"
         assert not self.worker.is_running(), "the worker is still running"
-        assert self.program.stdout is not None
-        code = int(self.program.stdout.readline())
+        code = said(self.program, "exit")
         with Store(self.database) as store:
             return code, self.errors.read_text(), [run.status for run in store.runs()[0]][:1]
 
@@ -89,15 +89,24 @@ def program() -> Iterator[subprocess.Popen[str]]:
 def begun(program: subprocess.Popen[str], words: list[str], errors: Path) -> Iterator[psutil.Process]:
     """Start a command; kill it at the end of the block."""
     assert program.stdin is not None
-    assert program.stdout is not None
     program.stdin.write(json.dumps([words, str(errors)]) + "\n")
     program.stdin.flush()
-    process = psutil.Process(int(program.stdout.readline()))
+    process = psutil.Process(said(program, "pid"))
     try:
         yield process
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+def said(program: subprocess.Popen[str], what: str) -> int:
+    """Return the next `pid` or `exit`; a command that a test left may have one before it."""
+    assert program.stdout is not None
+    while True:
+        word, _, number = program.stdout.readline().partition(" ")
+        if word == what:
+            return int(number)
+        assert number, "the program has ended"
 
 
 def until(ready: Callable[[], object], process: psutil.Process) -> None:
@@ -181,7 +190,7 @@ def test_ctrl_c_ends_a_long_command_with_one_line_and_leaves_no_process(program,
         process.send_signal(signal.SIGINT)
         _, alive = psutil.wait_procs([process, *children], timeout=LIMIT_S)
         assert alive == []
-        assert (int(program.stdout.readline()), errors.read_text()) == (130, STOPPED)
+        assert (said(program, "exit"), errors.read_text()) == (130, STOPPED)
 
 
 def seconds_of(process: psutil.Process) -> float:
@@ -204,15 +213,15 @@ def test_sigterm_ends_a_training_which_goes_on_with_resume(program, tmp_path):
         until(lambda: log.exists() and read_log(log)[3:], process)
         process.send_signal(signal.SIGTERM)
         process.wait(LIMIT_S)
-        assert int(program.stdout.readline()) == 143
-    said = errors.read_text()
+        assert said(program, "exit") == 143
+    printed = errors.read_text()
     line = r"specscope: stopped at step \d+ of 100000 of the target; .* add --resume to go on"
-    assert re.fullmatch(line, said.splitlines()[-1])
-    assert "Traceback" not in said
+    assert re.fullmatch(line, printed.splitlines()[-1])
+    assert "Traceback" not in printed
     done = len(read_log(log))
     with begun(program, [*words, "--resume"], errors) as resumed:
         until(lambda: len(read_log(log)) > done, resumed)
-    assert int(program.stdout.readline()) == -signal.SIGKILL
+    assert said(program, "exit") == -signal.SIGKILL
 
 
 ROOT = Path(__file__).parents[2]

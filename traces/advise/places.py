@@ -77,20 +77,20 @@ def titled(entrant: Entrant) -> str:
 
 
 def plain_ways(question: Question) -> Iterator[Seating]:
-    for target in _widths(question, question.target_cards):
+    for target in _widths(question, question.target_cards, question.split):
         yield Seating(PLAIN, target, 0, target)
 
 
 def ways(question: Question, entrant: Entrant) -> Iterator[Seating]:
     """Yield the ways in which a method can use the cards, those with fewer cards first."""
-    for target in _widths(question, question.target_cards):
+    for target in _widths(question, question.target_cards, question.split):
         for drafter in _widths(question, question.drafter_cards):
             if drafter <= target:
                 yield from _ways(question.count, entrant, target, drafter)
 
 
-def _widths(question: Question, asked: int) -> list[int]:
-    return [width for width in WIDTHS if width <= question.count and asked in (0, width)]
+def _widths(question: Question, asked: int, split: str = "tensor") -> list[int]:
+    return [width for width in question.widths(split) if asked in (0, width)]
 
 
 def _ways(count: int, entrant: Entrant, target: int, drafter: int) -> Iterator[Seating]:
@@ -154,25 +154,30 @@ class Estimate:
         return best_settings(self._form, at, self.way.given, self.way.entrant.search)
 
     def speedup(
-        self, rate: float = 0.0, error: float = 1.0, config: Mapping[str, Any] | None = None
+        self,
+        rate: float = 0.0,
+        error: float = 1.0,
+        longer: float = 1.0,
+        config: Mapping[str, Any] | None = None,
     ) -> float:
         """Return the closed form's speed-up over plain decoding on the target's own cards.
 
         Args:
             rate: The acceptance rate; the one in the middle if 0.
             error: How many times as fast the drafter is as its computed time says.
+            longer: How many times as long as computed a verification takes.
             config: Settings; by default the best ones.
         """
         if not self.way.drafter:
             return 1.0
         plan = default()
         at = MapPlace(self.latency, 0.0, rate or self.question.rate, plan.doubt, plan.misses)
-        return self._form(at, error=error, **(self.config if config is None else config))
+        return self._form(at, error, longer, **(self.config if config is None else config))
 
-    def _form(self, at: MapPlace, error: float = 1.0, **settings: Any) -> float:
+    def _form(self, at: MapPlace, error: float = 1.0, longer: float = 1.0, **settings: Any) -> float:
         if (rows := verified_rows(settings)) > MOST_NODES + 1:
             return 0.0
-        verify = self.verify_us(rows)
+        verify = self.verify_us(rows) * longer
         at = at._replace(c=verify / self.draft_us * error)
         return _FORMS[self.way.entrant.form](at, **settings) * self.verify_us(1) / verify
 

@@ -12,7 +12,7 @@ from specscope.engine.bounds import MOST_SEQUENCES
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.simulate.profile import Profile, profile_of
 from specscope.engine.simulate.records import MOST_GPUS
-from specscope.engine.simulate.roofline import WEIGHT_BITS
+from specscope.engine.simulate.roofline import SPLITS, WEIGHT_BITS
 from specscope.engine.simulate.shapes import data, with_shape
 from specscope.engine.types import check_range
 from specscope.traces.facts.closed_forms import rate_of_share
@@ -23,8 +23,8 @@ from specscope.traces.lab.plan import default
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
 
-UNKNOWN = (0.5, 0.9)
-"""Acceptance rates where none is known."""
+UNKNOWN = (0.5, 0.95)
+"""Acceptance rates where none is known; papers print 0.69 to 0.99, for pairs that they chose."""
 DTYPES = tuple(WEIGHT_BITS)
 WIDTHS = (1, 2, 4, 8, 16)
 """Cards that can share a model by tensors."""
@@ -68,6 +68,8 @@ class Question:
     """How forwards are launched: a key of `[engines]` in `assets/gpus.toml`."""
     target_cards: int = 0
     """Cards of a target, also where it decodes plainly; 0 searches."""
+    split: str = "tensor"
+    """How several cards share a target, one of `SPLITS`."""
     drafter_cards: int = 0
     methods: tuple[str, ...] = ()
     """Methods besides plain decoding; all of the map if empty."""
@@ -78,6 +80,7 @@ class Question:
             ("the dtype", self.dtype, DTYPES),
             ("the drafter's dtype", self.drafter_dtype or self.dtype, DTYPES),
             ("the engine", self.engine, data("gpus")["engines"]),
+            ("the split", self.split, SPLITS),
             *(("the method", key, [entrant.key for entrant in default().methods]) for key in self.methods),
         ):
             if value not in known:
@@ -95,9 +98,9 @@ class Question:
             check_range("the batch", batch, 1, MOST_BATCH)
         check_range("the context", self.context, 1, MOST_CONTEXT)
         check_range("new tokens", self.tokens, 16, MOST_NEW)
-        for cards in (self.target_cards, self.drafter_cards):
-            if cards and (cards not in WIDTHS or cards > self.count):
-                known = ", ".join(str(width) for width in WIDTHS if width <= self.count)
+        for cards, split in ((self.target_cards, self.split), (self.drafter_cards, "tensor")):
+            if cards and cards not in (widths := self.widths(split)):
+                known = ", ".join(map(str, widths))
                 raise UsageError(f"a model's number of cards is {cards}; choose one of {known}, or 0")
         if 0 < self.target_cards < self.drafter_cards:
             raise UsageError(
@@ -108,6 +111,10 @@ class Question:
         self.profile(
             self.count, self.target_cards or 1, self.drafter_cards or 1
         )  # checks sizes that are typed
+
+    def widths(self, split: str) -> list[int]:
+        """Return the numbers of cards that can share a model."""
+        return [n for n in range(1, self.count + 1) if split == "layers" or n in WIDTHS]
 
     @property
     def rate(self) -> float:
@@ -126,10 +133,10 @@ class Question:
         """Return a virtual cluster of so many cards, whose models lie on so many of them."""
         step = data("gpus")["steps"][self.engine]
         models = {
-            role: {**_table(shape), "dtype": dtype, "gpus": width, "split": "tensor"}
-            for role, shape, dtype, width in (
-                ("target", self.target, self.dtype, target),
-                ("drafter", self.drafter, self.drafter_dtype or self.dtype, drafter),
+            role: {**_table(shape), "dtype": dtype, "gpus": width, "split": split}
+            for role, shape, dtype, width, split in (
+                ("target", self.target, self.dtype, target, self.split),
+                ("drafter", self.drafter, self.drafter_dtype or self.dtype, drafter, "tensor"),
             )
         }
         pair = {"title": "advice", "target": "target", "drafter": "drafter", "source": "typed"}

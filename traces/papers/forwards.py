@@ -164,12 +164,16 @@ def _nano(*, short: bool) -> Iterator[_Case]:
 
 def _ssd() -> Iterator[_Case]:
     data = numbers("parallel")
-    target, drafter = _shape({"shape": "llama-3.1-70b"}, 4), _shape({"shape": "llama-3.2-1b"})
+    large, target, drafter = (
+        _shape({"shape": name}, gpus)
+        for name, gpus in (("llama-3.1-70b", 4), ("qwen3-32b", 4), ("qwen3-0.6b", 1))
+    )
     times = data["times"]
-    yield _Case("SSD, 70B, plain", target, 1e3 / data["SSD, speeds"]["plain"])
-    yield _Case("reproduction, 70B, plain", target, times["plain"])
-    yield _Case("reproduction, 70B, verification", target, times["verification"], rows=7)
-    yield _Case("reproduction, 1B, step", drafter, times["step"])
+    yield _Case("SSD, Llama 3.1 70B, plain", large, 1e3 / data["SSD, speeds"]["plain"])
+    yield _Case("SSD, Qwen3 32B, plain", target, 1e3 / data["SSD, Qwen3 speeds"]["plain"])
+    yield _Case("reproduction, Qwen3 32B, plain", target, times["plain"])
+    yield _Case("reproduction, Qwen3 32B, verification", target, times["verification"], rows=5)
+    yield _Case("reproduction, Qwen3 0.6B, step", drafter, times["step"])
 
 
 def _h200() -> Iterator[_Case]:

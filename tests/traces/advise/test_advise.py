@@ -18,6 +18,7 @@ from specscope.engine.simulate.shapes import data
 from specscope.engine.trace.events import NO_DEVICES
 from specscope.engine.types import Limits
 from specscope.traces.advise.answer import (
+    LONGER,
     RATIO_ERROR,
     Answer,
     Likely,
@@ -223,6 +224,8 @@ def test_a_speed_up_is_that_of_runs_made_by_hand():
     )
     ratios = [by_hand(best.way, dict(best.config), seed) / by_hand(plain.way, {}, seed) for seed in (0, 1)]
     assert best.speed.mid == pytest.approx(sum(ratios) / 2)
+    closed = (Estimate(SMALL, option.way, 1).tokens_per_second for option in (best, plain))
+    ratios.append(next(closed) / next(closed))  # a third draw
     drafts = best.parts["drafts"]
     assert (drafts.low, drafts.high) == pytest.approx((min(ratios), max(ratios)))
     assert plain.speed == (1, 1, 1)
@@ -302,13 +305,13 @@ def test_the_parts_of_a_range_are_closed_forms_at_the_ends_around_the_runs():
     low, high = (one.speedup(rate) / one.speedup() * option.speed.mid for rate in (0.6, 0.8))
     assert option.parts["acceptance"] == pytest.approx((low, option.speed.mid, high))
     plain = next(o for o in answer.at(1) if o.key == BASELINE)
-    slower, faster = (
-        one.speedup(error=error) / one.speedup() for error in (1 / (1 + RATIO_ERROR), 1 + RATIO_ERROR)
-    )
-    if plain.target != option.target:
-        more = log(1 + RATIO_ERROR)
-        slower, faster = exp(-hypot(log(slower), more)), exp(hypot(log(faster), more))
-    assert option.parts["times"] == pytest.approx(tuple(f * option.speed.mid for f in (slower, 1, faster)))
+    ratio, usual = 1 + RATIO_ERROR, one.speedup()
+    elsewhere = log(ratio) if plain.target != option.target else 0.0
+    slower = one.speedup(error=1 / ratio), one.speedup(longer=1 + LONGER)
+    low = exp(-hypot(*(log(usual / changed) for changed in slower), elsewhere))
+    high = exp(hypot(log(one.speedup(error=ratio) / usual), elsewhere))
+    mid = option.speed.mid
+    assert option.parts["times"] == pytest.approx((mid * low, mid, mid * high))
     assert option.speed == pytest.approx(combined(option.speed.mid, [*option.parts.values()]))
     assert option.dominant == max(
         option.parts, key=lambda part: option.parts[part].high / option.parts[part].low
