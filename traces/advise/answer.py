@@ -57,7 +57,8 @@ class Likely(NamedTuple):
         return self.high / self.low
 
     def __str__(self) -> str:
-        return f"{self.low:.2f} to {self.high:.2f}"
+        ends = dict.fromkeys(f"{end:.2f}" for end in (self.low, self.high))
+        return " to ".join(ends)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from specscope.traces.advise.question import LEAST_RATE, MOST_CONTEXT, MOST_RATE
 
 SMALLER = ("fp8", "int4")
 """Dtypes that a hint tries."""
+LITTLE = 0.05
+"""Less of a change in speed is none."""
 MOST_SUMMED = 4096
 """Sequences for which the sums of memory are made, more than a question may have."""
 _PART = {
@@ -273,6 +275,9 @@ def _otherwise(answer: Answer, question: Question, best: Option) -> str:
     for one in sorted(firsts.values(), key=lambda one: -one.tokens_per_second):
         if (other := answer.scale(one) * one.tokens_per_second) > speed:
             found, speed = one, other
+    same = (titled(found.way.entrant), found.way.words()) == (best.title, best.way.words())
+    if same and abs(speed / best.tokens_per_second - 1) < LITTLE:
+        return ""
     now = f"{speed / best.tokens_per_second:.1f} times as fast as this answer"
     if found is plain:
         return f"plain decoding, with {plain.way.words()}, {now}"

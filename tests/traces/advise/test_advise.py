@@ -18,6 +18,7 @@ from specscope.engine.simulate.shapes import data
 from specscope.engine.trace.events import NO_DEVICES
 from specscope.engine.types import Limits
 from specscope.traces.advise.answer import (
+    LONGER,
     RATIO_ERROR,
     Answer,
     Likely,
@@ -223,6 +224,8 @@ def test_a_speed_up_is_that_of_runs_made_by_hand():
     )
     ratios = [by_hand(best.way, dict(best.config), seed) / by_hand(plain.way, {}, seed) for seed in (0, 1)]
     assert best.speed.mid == pytest.approx(sum(ratios) / 2)
+    closed = (Estimate(SMALL, option.way, 1).tokens_per_second for option in (best, plain))
+    ratios.append(next(closed) / next(closed))  # a third draw
     drafts = best.parts["drafts"]
     assert (drafts.low, drafts.high) == pytest.approx((min(ratios), max(ratios)))
     assert plain.speed == (1, 1, 1)
@@ -266,20 +269,23 @@ def test_a_batch_counts_while_all_of_its_sequences_decode():
     assert speed(run(plain, 0)) == pytest.approx(plain.tokens_per_second, rel=0.1)
 
 
-FAR = {("turns", 4): 0.2}
+@pytest.mark.parametrize(("batch", "most"), [(1, 0.1), (4, 0.06)])
+def test_a_closed_form_is_near_its_runs(batch, most):
+    """With one sequence at most 8 % off, with four 4 %; SpecBranch's runs have half of it then.
 
-
-@pytest.mark.parametrize("batch", [1, 4])
-def test_a_closed_form_is_near_its_runs(batch):
+    Sequences that draft alone and those that draft beside a verification take turns in lockstep,
+    which the closed form of one sequence does not know.
+    """
     answer = answered(replace(SMALL, batches=(batch,)))
-    far = {o.way.entrant.form: _same(answer, o) for o in answer.at(batch) if o.key != BASELINE}
-    print(batch, far)
-    assert far
-
-
-def _same(answer: Answer, option) -> float:
-    one = Estimate(answer.question, option.way, option.batch)
-    return option.tokens_per_second / one.tokens_per_second
+    found = dict[str, float]()
+    for option in answer.at(batch):
+        one = Estimate(answer.question, option.way, batch)
+        found.setdefault(option.way.entrant.form, option.tokens_per_second / one.tokens_per_second)
+    assert found.keys() >= {"turns", "overlapped", "branches", "layers", "shared"}
+    if batch > 1:
+        assert 0.45 < found.pop("branches") < 0.65
+    assert max(abs(share - 1) for share in found.values()) < most
+    assert answer.scale(one) == pytest.approx(option.tokens_per_second / one.tokens_per_second, rel=0.05)
 
 
 # -- ranges
@@ -299,13 +305,13 @@ def test_the_parts_of_a_range_are_closed_forms_at_the_ends_around_the_runs():
     low, high = (one.speedup(rate) / one.speedup() * option.speed.mid for rate in (0.6, 0.8))
     assert option.parts["acceptance"] == pytest.approx((low, option.speed.mid, high))
     plain = next(o for o in answer.at(1) if o.key == BASELINE)
-    slower, faster = (
-        one.speedup(error=error) / one.speedup() for error in (1 / (1 + RATIO_ERROR), 1 + RATIO_ERROR)
-    )
-    if plain.target != option.target:
-        more = log(1 + RATIO_ERROR)
-        slower, faster = exp(-hypot(log(slower), more)), exp(hypot(log(faster), more))
-    assert option.parts["times"] == pytest.approx(tuple(f * option.speed.mid for f in (slower, 1, faster)))
+    ratio, usual = 1 + RATIO_ERROR, one.speedup()
+    elsewhere = log(ratio) if plain.target != option.target else 0.0
+    slower = one.speedup(error=1 / ratio), one.speedup(longer=1 + LONGER)
+    low = exp(-hypot(*(log(usual / changed) for changed in slower), elsewhere))
+    high = exp(hypot(log(one.speedup(error=ratio) / usual), elsewhere))
+    mid = option.speed.mid
+    assert option.parts["times"] == pytest.approx((mid * low, mid, mid * high))
     assert option.speed == pytest.approx(combined(option.speed.mid, [*option.parts.values()]))
     assert option.dominant == max(
         option.parts, key=lambda part: option.parts[part].high / option.parts[part].low
@@ -353,6 +359,14 @@ def test_at_the_printed_rate_the_scaled_closed_forms_cross(question):
         assert ahead == ([True, False] if change.text.startswith("above") else [False, True]), change
 
 
+def test_a_method_that_has_no_run_here_gets_one_for_a_hint():
+    one = Estimate(SMALL, Seating(entrant("Branch"), 1, 1, 2), 4)
+    answer = Answer(SMALL)
+    assert answer.scale(one) == pytest.approx(speed(run(one, 0)) / one.tokens_per_second)
+    assert answer.scale(one) < 0.7
+    assert [*answer.scales] == [("Branch", 4)]
+
+
 def test_a_context_and_a_batch_are_the_largest_that_fit():
     answer = answered(LARGE)
     best = answer.best(1)
@@ -367,8 +381,7 @@ def test_a_context_and_a_batch_are_the_largest_that_fit():
 
 def test_what_cannot_go_in_lockstep_ends_with_one_sequence():
     answer = answered(replace(SMALL, methods=("ssd",)))
-    if answer.best(1).key == BASELINE:
-        pytest.fail("choose models with which SSD pays")
+    assert answer.best(1).key == "ssd"
     (change,) = (change for change in changes(answer, 1) if change.name == "batch")
     assert change.value == 1
     assert (
@@ -416,8 +429,7 @@ def test_the_answer_says_that_a_target_fills_the_cards_only_if_it_does():
 
 def test_notes_name_each_rival_once_and_the_largest_part():
     answer = answered(SMALL)
-    if answer.best(1).key == BASELINE:
-        pytest.fail("choose models with which drafting pays")
+    assert answer.best(1).key != BASELINE
     *others, last = notes(answer, 1)
     best = answer.best(1)
     assert last.endswith(f"most of the range: {best.parts[best.dominant]} alone.")
@@ -425,9 +437,8 @@ def test_notes_name_each_rival_once_and_the_largest_part():
         o.title for o in answer.at(1) if o.speed.high > best.speed.low and o.title != best.title and o.parts
     }
     named = next(line for line in others if line.startswith("Their ranges overlap"))
-    assert {
-        name for name in named.removesuffix(".").partition(": ")[2].split(", ") if name != "co-located"
-    } <= rivals | {"PEARL"}
+    assert len(rivals) > 1
+    assert all(named.count(f" {title}") >= 1 for title in rivals)
 
 
 # -- what is typed
@@ -475,7 +486,7 @@ def test_a_rate_that_is_none_is_refused_with_its_value(text, words):
 
 @pytest.mark.parametrize("text", ["", "1,", "two", "1.5", "9" * 5000])
 def test_batches_are_whole_numbers(text):
-    with pytest.raises(UsageError, match="the batch is .*; write whole numbers, as in 1,8"):
+    with pytest.raises(UsageError, match=r"the batch is .*; write whole numbers, as in 1,8"):
         parse_batches(text)
     assert parse_batches("8,1,8") == (1, 8)
 
@@ -535,7 +546,7 @@ def test_rates_of_other_engines_logs_and_of_runs_that_tell_none():
                 rate = sum(level.accepted for level in levels) / sum(level.reached for level in levels)
                 assert LEAST_RATE <= low <= min(rate, 0.99) <= high
                 found.append(rate)
-        print(name, found)
+        assert found
     plain = run(Estimate(SMALL, Seating(PLAIN, 1, 0, 1), 1), 0)
     with pytest.raises(
         UsageError, match="does not tell how many drafts were accepted by place; take a run of"
