@@ -132,13 +132,19 @@ class Estimate:
     def latency(self) -> Latency:
         return self.profile.latency()
 
+    @cached_property
+    def plain_us(self) -> float:
+        """Microseconds of a step of plain decoding: in virtual time its forward is all of it."""
+        return self._target_us(1)
+
     def verify_us(self, rows: int) -> float:
         """Return the microseconds of a target forward and its judging; rows of each sequence."""
         if rows not in self._verify:
-            batch = self.batch
-            us = self.latency("target", rows * batch, self.question.context * batch, batch)
-            self._verify[rows] = us + self.latency.sample_us
+            self._verify[rows] = self._target_us(rows) + self.latency.sample_us
         return self._verify[rows]
+
+    def _target_us(self, rows: int) -> float:
+        return self.latency("target", rows * self.batch, self.question.context * self.batch, self.batch)
 
     @cached_property
     def draft_us(self) -> float:
@@ -179,12 +185,12 @@ class Estimate:
             return 0.0
         verify = self.verify_us(rows) * longer
         at = at._replace(c=verify / self.draft_us * error)
-        return _FORMS[self.way.entrant.form](at, **settings) * self.verify_us(1) / verify
+        return _FORMS[self.way.entrant.form](at, **settings) * self.plain_us / verify
 
     @property
     def tokens_per_second(self) -> float:
         """By the closed form, of all sequences."""
-        return self.batch * self.speedup() * 1e6 / self.verify_us(1)
+        return self.batch * self.speedup() * 1e6 / self.plain_us
 
     @cached_property
     def kept(self) -> dict[str, list[Kept]]:

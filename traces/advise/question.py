@@ -68,11 +68,11 @@ class Question:
     """How forwards are launched: a key of `[engines]` in `assets/gpus.toml`."""
     target_cards: int = 0
     """Cards of a target, also where it decodes plainly; 0 searches."""
-    split: str = "tensor"
-    """How several cards share a target, one of `SPLITS`."""
     drafter_cards: int = 0
     methods: tuple[str, ...] = ()
     """Methods besides plain decoding; all of the map if empty."""
+    split: str = "tensor"
+    """How several cards share a target, one of `SPLITS`."""
 
     def __post_init__(self) -> None:
         for name, value, known in (

@@ -234,7 +234,7 @@ def test_a_speed_up_is_that_of_runs_made_by_hand():
 def test_the_closed_form_of_a_place_is_the_formula_with_the_times_of_its_cluster():
     one = Estimate(SMALL, Seating(entrant("SD"), 2, 2, 2), 1)
     latency, gamma = one.latency, one.config["gamma"]
-    verify, plain = (latency("target", rows, 64) + 600 for rows in (1 + gamma, 1))
+    verify, plain = latency("target", 1 + gamma, 64) + 600, latency("target", 1, 64)
     draft = latency("drafter", 1, 64)
     rounds = 1e6 * speculative_tokens(0.7, gamma) / (gamma * draft + verify)
     assert one.tokens_per_second == pytest.approx(rounds)
@@ -244,7 +244,7 @@ def test_the_closed_form_of_a_place_is_the_formula_with_the_times_of_its_cluster
     gamma = shared.config["gamma"]
     c = shared.verify_us(1 + gamma) / shared.draft_us
     both = pearl_speedup(0.7, gamma, c) * max(gamma / c, 1) / (gamma / c + 1)
-    assert shared.speedup() == pytest.approx(both * shared.verify_us(1) / shared.verify_us(1 + gamma))
+    assert shared.speedup() == pytest.approx(both * shared.plain_us / shared.verify_us(1 + gamma))
 
 
 def test_a_batch_counts_while_all_of_its_sequences_decode():
@@ -512,7 +512,7 @@ def test_batches_are_whole_numbers(text):
             "the drafter's number of cards is 2; it must be at most the target's, 1",
         ),
         ({"target": "nothing"}, "the target's shape is 'nothing'"),
-        ({"drafter": {"title": "typed"}}, "layers"),
+        ({"drafter": {"title": "typed"}}, "models.drafter.dim is missing"),
     ],
 )
 def test_a_question_with_a_wrong_value_is_refused_with_its_range(given, words):
