@@ -335,6 +335,28 @@ def test_the_roofline_error_is_that_of_the_pairs_of_two_papers():
     assert max(off[nano]) <= RATIO_ERROR
 
 
+def test_published_verifications_take_longer_than_the_roofline_says():
+    """Each beside plain decoding of the same model in the same source."""
+    forwards = {f.name: f for source in sources() for f in source.forwards}
+    pairs = {
+        "llama-2-7-70, verification": "Llama 2 70B",
+        "codellama-7-34, verification": "Codellama 34B",
+        "deepseek-1.3-33, verification": "Deepseek-Coder 33B",
+        "reproduction, Qwen3 32B, verification": "reproduction, Qwen3 32B, plain",
+        "opt-6.7b, batch 16, 5 rows each": "opt-6.7b, batch 16, 1 rows each",
+        "7B, static, 16 rows": "7B, static, 1 rows",
+        "7B, transformers, 16 rows": "7B, transformers, 1 rows",
+    }
+    longer = sorted(
+        forwards[many].published / forwards[one].published / (forwards[many].ours / forwards[one].ours) - 1
+        for many, one in pairs.items()
+    )
+    assert -0.01 < longer[0] < 0.01
+    assert 0.3 < longer[-2] < 0.33
+    assert 0.35 < longer[-1] < 0.37
+    assert sum(share < LONGER for share in longer) == 5
+
+
 # -- what would change the answer
 
 
