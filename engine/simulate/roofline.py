@@ -7,6 +7,7 @@ Sources: PEARL (ICLR 2025), Table 10 (one-row speeds, shapes), appendix C.3 (pla
 tensor parallelism); the profiles name others.
 
     T(rows, context, batch) = max(bandwidth, compute) + cache + hops + layers * launch
+                              or bandwidth + compute, where the speed is computed
 
     bandwidth   weight bytes / memory bandwidth: every forward reads the weights once
     compute     (2 * weights * rows + 4 * layers * heads * head_dim * rows * keys) / peak; a row
@@ -42,7 +43,7 @@ formula.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specscope.engine.errors import UsageError
 from specscope.engine.heads.work import Work
@@ -146,7 +147,11 @@ class Model:
     expert_ffn: int = 0
     """Inner width of an expert."""
     computed: bool = False
-    """Whether the speed is `computed_us`'s instead of a published one."""
+    """Whether the speed is `computed_us`'s instead of a published one.
+
+    Bandwidth and compute then add up: a published speed, which has both in its launches, says how
+    well a machine hides one behind the other, and nothing else does.
+    """
 
     @property
     def attention_width(self) -> int:
@@ -202,7 +207,7 @@ class Model:
         tensor = self.split == "tensor" and self.gpus > 1
         wait = hardware.known("collective_us") + 2 * (self.gpus - 1) * hardware.hop_us if tensor else 0.0
         launches = self.layers * (hardware.known("layer_us") + 2 * wait)
-        return self.roofline_us(hardware, 1, 0) + launches + hardware.host_us
+        return replace(self, computed=True).roofline_us(hardware, 1, 0) + launches + hardware.host_us
 
     def roofline_us(self, hardware: Hardware, rows: int, context: int, batch: int = 1) -> float:
         """Return the microseconds of a forward without its launches."""
@@ -277,7 +282,8 @@ class Model:
         attended = 4 * layers * self.attention_width * rows * _keys(rows, context, batch)
         products = used / hardware.speed_up(self.dtype) + head
         compute = hardware.compute_us(2 * products * rows + attended)
-        return max(bandwidth, compute) / self._gpus_per_layer
+        busy = bandwidth + compute if self.computed else max(bandwidth, compute)
+        return busy / self._gpus_per_layer
 
     def _cache_us(self, hardware: Hardware, rows: int, context: int) -> float:
         return hardware.stream_us(self.kv_bytes * (context + rows)) / self._gpus_per_layer

@@ -31,11 +31,11 @@ RATIO_ERROR = 0.2
 Of the 45 pairs of models in PEARL's Table 10, 80 % are off by no more; of those in nano-PEARL's
 AIME rows, which are all targets, all.
 """
-LONGER = 0.3
+LONGER = 0.2
 """Share by which a verification may take longer, beside a forward of one row, than computed.
 
-The roofline hides the products of its rows behind the weights. Published ones take 0 to 36 % longer
-(PEARL's Table 15, EMS-SD's Figure 5, SSD's reproduction, docs/bench.md), 6 of 7 at most 32 %.
+Published ones take up to 31 % longer, six of seven at most 21 % (PEARL's Table 15, EMS-SD's Figure
+5, SSD's reproduction, docs/bench.md).
 """
 SEEDS = 2
 KEPT = 2
@@ -283,8 +283,8 @@ class _Plan:
         """Return the factors by which acceptance and times may change a speed-up."""
         usual, ratio = one.speedup(), 1 + RATIO_ERROR
 
-        def factor(**changed: float) -> float:
-            return (one.speedup(**changed) or usual) / usual  # 0: its servers have a queue
+        def factor(rate: float = 0.0, error: float = 1.0, longer: float = 1.0) -> float:
+            return (one.speedup(rate, error, longer) or usual) / usual  # 0: its servers have a queue
 
         rates = [factor(rate=rate) for rate in self.question.rates]
         elsewhere = ratio if one.way.target != self.plain.way.target else 1.0  # plain decoding is: as unsure

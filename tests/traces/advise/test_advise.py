@@ -351,10 +351,9 @@ def test_published_verifications_take_longer_than_the_roofline_says():
         forwards[many].published / forwards[one].published / (forwards[many].ours / forwards[one].ours) - 1
         for many, one in pairs.items()
     )
-    assert -0.01 < longer[0] < 0.01
-    assert 0.3 < longer[-2] < 0.33
-    assert 0.35 < longer[-1] < 0.37
-    assert sum(share < LONGER for share in longer) == 5
+    assert -0.03 < longer[0] < 0
+    assert LONGER < longer[-2] < LONGER + 0.02
+    assert 0.30 < longer[-1] < 0.32
 
 
 # -- what would change the answer
