@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specscope.engine.drafting.static import MOST_NODES
 from specscope.engine.methods import BASELINE, find
 from specscope.traces.advise.question import WIDTHS, Question
-from specscope.traces.lab.forms import FORMS, MapPlace, best_settings, verified_rows
+from specscope.traces.lab.forms import FORMS, GROUP, MapPlace, best_settings, verified_rows
 from specscope.traces.lab.plan import Entrant, default
 from specscope.traces.lab.sweep import scripted_pair
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PLAIN = Entrant(BASELINE, "plain", "")
 ONE_CARD = Entrant(
-    "pearl", "PEARL, co-located", "shared", given={"placement": "co-located"}, search={"gamma": 24}
+    "pearl", "co-located PEARL", "shared", given={"placement": "co-located"}, search={"gamma": 24}
 )
 """PEARL whose drafter works at the same time on the target's cards, each at half the speed."""
 
@@ -146,6 +146,13 @@ class Estimate:
     def _target_us(self, rows: int) -> float:
         return self.latency("target", rows * self.batch, self.question.context * self.batch, self.batch)
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that are not searched; a group has no more layers than the drafter."""
+        drafter = self.latency.drafter
+        grouped = self.way.entrant.form == "layers" and drafter is not None and drafter.layers < GROUP
+        return {**self.way.given, **({"size": drafter.layers} if grouped and drafter else {})}
+
     @cached_property
     def draft_us(self) -> float:
         return self.latency("drafter", self.batch, self.question.context * self.batch, self.batch)
@@ -157,7 +164,7 @@ class Estimate:
             return {}
         plan = default()
         at = MapPlace(self.latency, 0.0, self.question.rate, plan.doubt, plan.misses)
-        return best_settings(self._form, at, self.way.given, self.way.entrant.search)
+        return best_settings(self._form, at, self.given, self.way.entrant.search)
 
     def speedup(
         self,
@@ -213,7 +220,7 @@ class Estimate:
     @property
     def least(self) -> dict[str, Any]:
         """The smallest settings: what does not fit with them fits with none."""
-        return {**self.way.given, **dict.fromkeys(self.way.entrant.search, 1)}
+        return {**self.given, **dict.fromkeys(self.way.entrant.search, 1)}
 
     def _lacks(self, config: Mapping[str, Any]) -> int:
         from specscope.engine.cluster.capacity import kept

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
-from specscope.traces.facts.waiting import of_prefill
 from specscope.traces.lab.plan import default
 from specscope.traces.lab.sweep import ScriptedRunner, SweepRun
 
@@ -41,11 +40,16 @@ def run(one: Estimate, seed: int, group: str = "") -> Trace:
 def speed(trace: Trace) -> float:
     """Return the tokens per second of all sequences while all of them decode.
 
-    That is from the end of the last prefill, a drafter's included, to the end of the first
-    sequence: an engine gives the place of one that ends to the next.
+    Of several that is from each one's first round after the last prefill, a drafter's included, to
+    the end of the first sequence: an engine gives the place of one that ends to the next, and of
+    many rounds the first draft, which nothing hides, is a small part.
     """
-    start = max((span.end for span in trace.spans if span.kind == "prefill"), default=0)
-    ends = {commit.sequence: commit.time for commit in sorted(trace.commits, key=lambda c: c.time)}
-    end, prefilled = min(ends.values()), of_prefill(trace)
-    tokens = sum(start < c.time <= end and (c.sequence, c.step) not in prefilled for c in trace.commits)
+    prefilled = max((span.end for span in trace.spans if span.kind == "prefill"), default=0)
+    commits = sorted(trace.commits, key=lambda c: c.time)
+    ends = {c.sequence: c.time for c in commits}
+    firsts = {c.sequence: c.time for c in reversed(commits) if c.time > prefilled}
+    start, end = max(firsts.values()), min(ends.values())
+    if len(ends) == 1 or start >= end:  # all of a single sequence counts
+        start = prefilled
+    tokens = sum(start < c.time <= end for c in commits)
     return 1e9 * tokens / (end - start)

@@ -34,6 +34,8 @@ class MapPlace(NamedTuple):
     misses: float
 
 
+GROUP = 4
+"""EasySpec's layers that attend at once, by default."""
 Form = Callable[..., float]
 """(place, settings by name) -> speed-up; 0 for settings that do not go together."""
 
@@ -63,12 +65,14 @@ def _servers(at: MapPlace, lookahead: int, sp: int) -> float:
     return dsi_blocks_speedup(at.rate, min(lookahead, floor(c + 1e-9)), c)
 
 
-def _layers(at: MapPlace, gamma: int, devices: int) -> float:
+def _layers(at: MapPlace, gamma: int, devices: int, size: int = GROUP) -> float:
+    if devices > size:
+        return 0.0
     latency = _latency(at.times, f"c{at.c}") if isinstance(at.times, str) else at.times
     drafter, share = latency("drafter", 1, 0), 1 / at.c
     if isinstance(at.times, str):
         share = drafter / latency("target", 1, 0)  # whole microseconds
-    fuzzy = latency.parallel("drafter", 1, 0, 4, devices=devices) / drafter
+    fuzzy = latency.parallel("drafter", 1, 0, size, devices=devices) / drafter
     return layer_parallel_speedup(at.rate, gamma, share, fuzzy * share)
 
 
