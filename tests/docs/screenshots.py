@@ -273,11 +273,13 @@ def load(page: Page) -> None:
 
 
 def advise(page: Page) -> None:
-    """The first answer of the finished example, with the controls."""
+    """The first answer of the finished example, with the controls, in both themes."""
     page.get_by_role("tab", name="Advise").click()
     page.locator("#advise-result .app-answer").first.wait_for()
     controls = page.locator("#advise h2"), page.locator("#advise-start")
-    save("advise", page, *controls, page.locator(".app-advice").first.locator(".app-gpus"))
+    for theme in ("light", "dark"):
+        save(f"advise-{theme}", page, *controls, page.locator(".app-advice").first.locator(".app-gpus"))
+        page.get_by_role("button", name="Light or dark").click()
 
 
 def notebook(browser: Browser) -> None:
