@@ -210,18 +210,18 @@ def drafted(acceptance: float, kind: str = "speculative", **header):
 
 
 @pytest.mark.parametrize("kind", ["speculative", "pearl", "tree"])
-def test_a_drafter_that_is_often_wrong_has_a_better_one_with_its_measured_figures(kind):
+def test_a_drafter_that_is_often_wrong_has_a_better_one(kind):
     trace = drafted(0.4, kind)
     found, first = shown(trace)["verdict"], measure(trace).per_level[0]
     assert found["drafter"].startswith(
         f"This drafter is wrong in {100 * (1 - first.rate):.0f} % of the first tokens. The target's own weights in "
-        "4 bits (int4) need no training. On SmolLM2 at temperature 0, int4 agrees with the target on 99 %"
+        "4 bits (int4) need no training, and on the models that were measured they are seldom wrong"
     )
     assert found["other"] == {"method": kind, "config": trace.header.config, "drafter": "int4"}
     assert found["summary"] == "", "it needs no baseline"
     assert shown(trace, redact_prompt=True)["verdict"]["other"] is None
     found = shown(drafted(0.4, kind, drafter_path="/models/large/int4"))["verdict"]
-    assert "These weights seem to lie on no 4-bit grid; int8 loses less." in found["drafter"]
+    assert "These weights seem to lie on no 4-bit grid; int8 loses less" in found["drafter"]
     assert found["other"]["drafter"] == "int8"
 
 
