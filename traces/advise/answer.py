@@ -1,9 +1,10 @@
 """The answer: every method in its best places, run in virtual time, with ranges.
 
 A speed-up is a run of the method's own code over plain decoding in its own best place. Its range
-has three parts: the seeds of the runs; the acceptance rates that are expected; and the roofline's
-error, `RATIO_ERROR` of T(target) / T(drafter). The closed form gives the last two, as factors of
-the run's number. The parts are independent: their logarithms add by squares.
+has three parts: the acceptance rates that are expected; the errors of the computed times
+(`RATIO_ERROR`, `LONGER`); and the luck of the drafts, by seed, the closed form and `DEPENDENT`. The
+closed form gives the first two, as factors of the run's number. The parts are independent: their
+logarithms add by squares.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from specscope.engine.errors import OutOfMemory, UsageError
+from specscope.engine.types import check_range
 from specscope.traces.advise.places import PLAIN, Estimate, Seating, entrants, plain_ways, titled, ways
 from specscope.traces.advise.question import Question
 from specscope.traces.advise.runs import run, speed
@@ -44,6 +46,8 @@ Words are not accepted independently: the chains of the bundled pair's eight tex
 tokens than their rate says, PEARL's 3 % more, single texts 13 % fewer to 6 % more
 (`assets/papers/pearl-acceptance.toml`).
 """
+MOST_PROMPTED = 1 << 18
+"""Tokens of all prompts of a batch: a run holds them."""
 SEEDS = 2
 KEPT = 2
 """Places of a method that are run: the best ones by the closed form."""
@@ -181,6 +185,8 @@ def advise(question: Question, cancel: threading.Event | None = None) -> Answer:
 
 def answered(answer: Answer, cancel: threading.Event | None = None) -> Iterator[tuple[int, int]]:
     """Fill an answer and yield (runs done, runs in all) after each; a set `cancel` ends it."""
+    for batch in answer.question.batches:
+        check_range("the context times the batch", batch * answer.question.context, 1, MOST_PROMPTED)
     plans = [_Plan(answer, batch) for batch in answer.question.batches]
     total, done = sum(len(plan.chosen) + 1 for plan in plans), 0
     for plan in plans:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specscope.engine.drafting.static import MOST_NODES
 from specscope.engine.methods import BASELINE, find
+from specscope.engine.simulate.latency import FITTED_SIZE
 from specscope.traces.advise.question import WIDTHS, Question
-from specscope.traces.lab.forms import FORMS, GROUP, MapPlace, best_settings, verified_rows
+from specscope.traces.lab.forms import FORMS, MapPlace, best_settings, verified_rows
 from specscope.traces.lab.plan import Entrant, default
 from specscope.traces.lab.sweep import scripted_pair
 
@@ -150,7 +151,7 @@ class Estimate:
     def given(self) -> dict[str, Any]:
         """The settings that are not searched; a group has no more layers than the drafter."""
         drafter = self.latency.drafter
-        grouped = self.way.entrant.form == "layers" and drafter is not None and drafter.layers < GROUP
+        grouped = self.way.entrant.form == "layers" and drafter is not None and drafter.layers < FITTED_SIZE
         return {**self.way.given, **({"size": drafter.layers} if grouped and drafter else {})}
 
     @cached_property

@@ -9,6 +9,7 @@ from math import floor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specscope.engine.drafting.static import MOST_NODES
+from specscope.engine.simulate.latency import FITTED_SIZE
 from specscope.engine.simulate.profile import Profile
 from specscope.traces.facts.closed_forms import (
     dsi_blocks_speedup,
@@ -34,8 +35,6 @@ class MapPlace(NamedTuple):
     misses: float
 
 
-GROUP = 4
-"""EasySpec's layers that attend at once, by default."""
 Form = Callable[..., float]
 """(place, settings by name) -> speed-up; 0 for settings that do not go together."""
 
@@ -65,7 +64,7 @@ def _servers(at: MapPlace, lookahead: int, sp: int) -> float:
     return dsi_blocks_speedup(at.rate, min(lookahead, floor(c + 1e-9)), c)
 
 
-def _layers(at: MapPlace, gamma: int, devices: int, size: int = GROUP) -> float:
+def _layers(at: MapPlace, gamma: int, devices: int, size: int = FITTED_SIZE) -> float:
     if devices > size:
         return 0.0
     latency = _latency(at.times, f"c{at.c}") if isinstance(at.times, str) else at.times

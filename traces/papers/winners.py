@@ -145,7 +145,7 @@ def _row(
 
 def table_lines(tables: Sequence[WinnerTable], *, rows: bool) -> Iterator[str]:
     """Yield a line for each source, and with `rows` each row with its numbers."""
-    yield "What advise says of published clusters; nothing is fitted to these rows"
+    yield "Published clusters beside the answers of advise; nothing is fitted to these rows"
     yield f"{'source':76}{'named':>12}{'in the range':>13}{'width':>8}{'error':>8}"
     for table in tables:
         yield table.line()

@@ -389,6 +389,13 @@ def test_real_texts_bring_more_or_fewer_tokens_than_independent_drafts():
     assert sum(abs(off) <= DEPENDENT for off in single) >= 5
 
 
+def test_a_run_holds_no_more_than_so_many_tokens_of_prompts():
+    with pytest.raises(
+        UsageError, match=r"the context times the batch is 1000000; it must be .* at most 262144"
+    ):
+        advise(replace(SMALL, context=1_000_000))
+
+
 # -- what would change the answer
 
 
