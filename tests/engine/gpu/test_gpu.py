@@ -134,7 +134,7 @@ def test_a_graph_equals_the_eager_forward(family, tmp_path):
 def test_a_graph_of_compiled_layers_equals_the_eager_forward(family, tmp_path):
     save(reference(family), tmp_path)
     decoder = load(tmp_path, device=DEVICE)
-    compile_layers(decoder, "compiled")
+    compile_layers(decoder, waits=True)
     check_static_steps(decoder, tolerance=1e-4)
     assert not decoder.compiler.failed
     assert decoder.compiler.get(("layers", 1), pytest.fail)
