@@ -2,7 +2,8 @@
 
 A verification's rows see different parts of the cache. torch's default then reads a mask, and on an
 H200 takes two to four times as long as a compiled `flex_attention` that reads whether a row is
-seen; for one row of a long cache the default is the faster one. So both are measured at each size.
+seen. Both are measured at each size. For a short cache or a single row nothing is compiled: there
+the default is as fast, or faster.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import Tensor
 
 BLOCK = 128
 """Cached rows of a block that the kernel reads at once."""
+FROM_LENGTH = 512
+"""Cached rows from which on several rows may be worth a compiled kernel."""
 REPEATS = 20
 """Calls of each way that are timed."""
 

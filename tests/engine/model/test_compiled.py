@@ -38,6 +38,7 @@ def flexible(monkeypatch):
     """Let attention choose `flex_attention`, which runs uncompiled."""
     monkeypatch.setattr(flex, "compiled_flex", lambda: flex_attention)
     monkeypatch.setattr(attention, "fastest", lambda ways, device: "flex")
+    monkeypatch.setattr(attention, "FROM_LENGTH", 1)
 
 
 def counted(decoder):
