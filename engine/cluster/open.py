@@ -86,9 +86,10 @@ def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
             models.
         device: `cpu`, `cuda`, or `auto` for CUDA if there is a GPU.
         threads: Intra-op threads of each worker; more than 1 helps only if other cores are idle.
-        forward: `eager`, or `static` for forwards of fixed shapes, which CUDA replays as graphs
-            (`specscope.engine.model.static`); `auto` is static on a GPU unless models are split,
-            else eager.
+        forward: `eager`; `static` for forwards of fixed shapes, which CUDA replays as graphs
+            (`specscope.engine.model.static`); `compiled` for graphs of compiled layers, which the
+            first forward of a size waits for. `auto` is eager on a CPU and for split models, and
+            on a GPU static until layers are compiled in a pause.
         dtype: Of the weights: `float32`, `bfloat16`, or `auto` for bfloat16 on GPUs and float32 on
             CPUs.
         tp: Devices that split the target by tensors, with `local-process` or on one node of `ray`:
