@@ -67,17 +67,18 @@ class RoundKind(NamedTuple):
 
 
 class RoundFacts(NamedTuple):
-    """A round, on the host."""
+    """A round, on the host. Times are marks of the clock (`specscope.engine.model.clock`)."""
 
     drafted: Drafted | None
-    """The drafts; None for plain decoding."""
+    """The drafts, with the times of all forwards; None for plain decoding."""
     verdict: Tensor
     """What `specscope.engine.sampling.chain.ChainRows` reads, (n,) float64."""
-    marks: tuple[int, ...]
-    """Marks of the clock (`specscope.engine.model.clock`): the start and the end of the drafter's
-    first forward, the start and the end of the verification, the end of the judgement."""
-    cells: tuple[int, int]
-    """Query-key cells of the drafter's first forward and of the verification."""
+    verified: tuple[int, int]
+    """The start and the end of the verification."""
+    judged: int
+    """The end of the judgement."""
+    cells: int
+    """Query-key cells of the verification, see `Output.cells`."""
 
 
 class Pair(NamedTuple):
@@ -118,6 +119,41 @@ class ChainForward:
         return decoder.logits(x)
 
 
+class ChainDraft:
+    """The drafter's part of a round: its first forward, then a forward for each further token."""
+
+    def __init__(self, drafter: Pair, kind: RoundKind, clock: Clock) -> None:
+        plans = Wide(1, kind.gamma).plans(kind.gamma)
+        processors = kind.sampling if kind.drawn else None
+        how = DraftKind(kind.slot, 1, plans, kind.lengths[0], kind.columns, processors, argmax=True)
+        self._first = ChainForward(drafter, kind.slot, 2, kind.lengths[0])
+        self._levels = DraftLevels(drafter.decoder, (), drafter.cache, None, how, clock)
+        self._gamma, self._columns = kind.gamma, kind.columns
+        self._events: list[Any] = [clock.event(), clock.event()]
+        self.facts = torch.empty(0)
+        """What `read` reads, (n,) float64."""
+        self.q: Tensor | None = None
+        """The rows that the tokens were drawn from, (G, N), if they were."""
+
+    def compute(self, last: Tensor, length: Tensor, missing: Tensor, us: Tensor) -> Tensor:
+        """Draft G tokens after a prefix, see `Start`, by their numbers (G,); return them, (G,)."""
+        self._events[0].record()
+        logits = self._first.run(last, length - 2, 2 - missing)[1:, : self._columns]
+        self._events[1].record()
+        levels = self._levels
+        levels.compute(length[None], logits, logits.new_empty((1, 0)), us[:, None, None])
+        assert levels.facts is not None, "they have been computed"
+        self.facts, self.q = levels.facts[0], torch.cat([q[0] for q in levels.q]) if levels.q else None
+        return torch.cat(levels.columns, 1)[0]
+
+    def read(self, facts: Tensor, q: Tensor | None, clock: Clock) -> Drafted:
+        """Return the draft of `facts` and `q` on the host; the first forward is among its times."""
+        rows = [] if q is None else [row[None, None] for row in q]
+        levels, times, cells = self._levels.read(facts[None], rows, clock)
+        first = clock.hold(self._events[0]), clock.hold(self._events[1])
+        return Drafted(levels, [first, *times], [self._first.cells, *cells])
+
+
 class Round:
     """Rounds of one kind: inputs in fixed memory, the same operations at every call.
 
@@ -142,17 +178,10 @@ class Round:
         pool: GraphPool | None,
     ) -> None:
         self._kind, self._state, self._us, self._pool = kind, state, us, pool
+        self._draft = None if drafter is None else ChainDraft(drafter, kind, clock)
         self._verify = ChainForward(target, kind.slot, kind.gamma + 1, kind.lengths[1])
-        self._first: ChainForward | None = None
-        self._levels: DraftLevels | None = None
-        if drafter is not None:
-            plans = Wide(1, kind.gamma).plans(kind.gamma)
-            processors = kind.sampling if kind.drawn else None
-            how = DraftKind(kind.slot, 1, plans, kind.lengths[0], kind.columns, processors, argmax=True)
-            self._first = ChainForward(drafter, kind.slot, 2, kind.lengths[0])
-            self._levels = DraftLevels(drafter.decoder, (), drafter.cache, None, how, clock)
         self._places = torch.arange(kind.gamma + 1, device=state.device)
-        self._events: list[Any] = [clock.event() for _ in range(5)]
+        self._events: list[Any] = [clock.event() for _ in range(3)]
         self._copied: Any = clock.event()
         self._facts: list[Tensor] = []
         self._hosted: list[Tensor] = []
@@ -178,43 +207,29 @@ class Round:
     def read(self, clock: Clock) -> RoundFacts:
         """Wait for the round; return its facts."""
         self._copied.synchronize()
-        flat, *qs = (hosted.clone() for hosted in self._hosted)
-        width, drafted = 0, None
-        if self._levels is not None:
-            assert self._levels.facts is not None, "the round has been computed"
-            width = self._levels.facts.shape[1]
-            q = [row.view(1, 1, -1) for rows in qs for row in rows]
-            drafted = self._levels.read(flat[None, :width], q, clock)
-        marks = tuple(map(clock.hold, self._events))
-        cells = self._first.cells if self._first else 0, self._verify.cells
-        return RoundFacts(drafted, flat[width:], marks, cells)
+        flat, *q = (hosted.clone() for hosted in self._hosted)
+        width = 0 if self._draft is None else len(self._draft.facts)
+        drafted = self._draft and self._draft.read(flat[:width], q[0] if q else None, clock)
+        start, end, judged = map(clock.hold, self._events)
+        return RoundFacts(drafted, flat[width:], (start, end), judged, self._verify.cells)
 
     def _compute(self) -> None:
-        kind, gamma = self._kind, self._kind.gamma
         length, last, missing = self._state[0], self._state[1:3], self._state[3]
         us = self._us.index_select(1, (length + self._places).clamp(max=self._us.shape[1] - 1))
-        q, drafts, facts = None, last[:0], list[Tensor]()
+        drafts, q, facts = last[:0], None, list[Tensor]()
+        if self._draft is not None:
+            drafts = self._draft.compute(last, length, missing, us[DRAFT, : self._kind.gamma])
+            q, facts = self._draft.q, [self._draft.facts]
         self._events[0].record()
-        if self._levels is not None and self._first is not None:
-            logits = self._first.run(last, length - 2, 2 - missing)[1:, : kind.columns]
-            self._events[1].record()
-            draws = us[DRAFT, :gamma].view(gamma, 1, 1)
-            self._levels.compute(length[None], logits, logits.new_empty((1, 0)), draws)
-            assert self._levels.facts is not None, "they have been computed"
-            drafts = torch.cat(self._levels.columns, 1)[0]
-            q = torch.cat([rows[0] for rows in self._levels.q]) if kind.drawn else None
-            facts.append(self._levels.facts[0])
-        self._events[2].record()
         chain = torch.cat([last[1:], drafts])
         logits = self._verify.run(chain, length - 1)
-        self._events[3].record()
-        verdict = judge_chain(logits, drafts, q, us, kind.sampling)
-        before = chain.index_select(0, verdict.accepted[None])[0]
-        grown = length + verdict.accepted + 1
-        missing = 1 + (verdict.accepted == gamma)
-        self._state.copy_(torch.stack([grown, before, verdict.own, missing]))
-        self._facts = [torch.cat([*facts, verdict.facts]), *([] if q is None else [q])]
-        self._events[4].record()
+        self._events[1].record()
+        accepted, own, verdict = judge_chain(logits, drafts, q, us, self._kind.sampling)
+        before = chain.index_select(0, accepted[None])[0]
+        missing = 1 + (accepted == self._kind.gamma)
+        self._state.copy_(torch.stack([length + accepted + 1, before, own, missing]))
+        self._facts = [torch.cat([*facts, verdict]), *([] if q is None else [q])]
+        self._events[2].record()
 
 
 class DeviceRounds:

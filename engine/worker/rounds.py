@@ -85,19 +85,17 @@ class Found(NamedTuple):
     def drafting(self, number: int) -> Stamp:
         """Return the stamp of one of the drafter's forwards."""
         assert self.facts.drafted is not None, "it has drafted"
+        (start, end), cells = self.facts.drafted.times[number], self.facts.drafted.cells[number]
         length, cached = len(self.prefix), self.cached[0]
-        if not number:
-            start, end, *_ = self.facts.marks
-            return Stamp("draft", start, end, length - cached, cached, cells=self.facts.cells[0])
-        (start, end), cells = self.facts.drafted.times[number - 1], self.facts.drafted.cells[number - 1]
-        return Stamp("draft", start, end, 1, length + number - 1, cells=cells)
+        rows, context = (1, length + number - 1) if number else (length - cached, cached)
+        return Stamp("draft", start, end, rows, context, cells=cells)
 
     def verification(self) -> list[Stamp]:
         """Return the stamps of the verification and of the judgement."""
-        _, _, start, end, judged = self.facts.marks
-        rows, gamma = self.asked.gamma + len(self.prefix) - self.cached[1], self.asked.gamma
-        verify = Stamp("verify", start, end, rows, self.cached[1], cells=self.facts.cells[1])
-        return [verify, Stamp("sample", end, judged, gamma, 0)]
+        (start, end), judged, cells = self.facts.verified, self.facts.judged, self.facts.cells
+        rows, context = self.asked.gamma + len(self.prefix) - self.cached[1], self.cached[1]
+        verify = Stamp("verify", start, end, rows, context, cells=cells)
+        return [verify, Stamp("sample", end, judged, self.asked.gamma, 0)]
 
 
 class Rounds:

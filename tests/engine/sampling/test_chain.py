@@ -37,7 +37,9 @@ def both(logits, draft, q, draws, sampling):
     found = judge_chain(logits, drafted, q[:count] if ratio else None, us, sampling)
     rows = ChainRows(found.facts, draft.ids, size, ratio=ratio, sampled=not sampling.greedy)
     how = {"position": POSITION, "sampling": sampling, "draws": draws}
-    on_host, on_device = (judge(part, draft, lambda t: None if t.q is None else q[t.q.row], **how) for part in (logits, rows))
+    on_host, on_device = (
+        judge(part, draft, lambda t: None if t.q is None else q[t.q.row], **how) for part in (logits, rows)
+    )
     assert (int(found.accepted), int(found.own)) == (len(on_host.accepted), on_host.own)
     return on_host, on_device, rows
 
