@@ -269,7 +269,7 @@ class Pool:
             return [replace(d, name=f"{d.name}/{model}") if d in shared else d for d in devices]
 
         target = self._servers("target", on_track("target", verifying))
-        if turns and len(drafting) == len(verifying) == len(shared):
+        if turns and len(drafting) == len(verifying) == len(shared) == 1:
             return {"drafter": target[:drafters], "target": target}
         drafter = self._servers("drafter", on_track("drafter", drafting))
         return {"drafter": drafter[:drafters], "target": target}

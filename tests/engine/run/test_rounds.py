@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -113,7 +114,7 @@ def test_rounds_of_the_device_write_the_host_s_rows(method, begins, sampling, cl
             how = {"config": config, "sampling": sampling, "limits": Limits(30)}
             check(cluster.run(method, prompt, **how), on_the_host(cluster, method, prompt, **how))
     if method == "speculative" or begins == "ahead":
-        assert counted[0] > 20
+        assert counted[0] > 8
     assert (counted[1] > counted[0]) <= (begins == "ahead")
 
 
@@ -150,9 +151,7 @@ def test_a_round_that_begins_after_the_end_is_cancelled(sampling, cluster, ahead
 def check_intervals(trace):
     times = sorted((span.start, span.end) for span in trace.spans)
     assert all(start <= end for start, end in times)
-    assert all(a[1] <= b[0] for a, b in zip(times, times[1:], strict=False)), (
-        "one worker does one thing at a time"
-    )
+    assert all(a[1] <= b[0] for a, b in pairwise(times)), "one worker does one thing at a time"
 
 
 def test_the_context_may_be_full(cluster, ahead):
@@ -176,18 +175,18 @@ def test_a_draft_that_is_verified_otherwise_is_verified_as_before(cluster, ahead
     def as_method(trace_of):
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(METHODS, "speculative", replace(METHODS["speculative"], decode=decode))
-            return trace_of(cluster, "speculative", PROMPTS[0], sampling=WARM, limits=Limits(30))
+            return trace_of(cluster, "speculative", PROMPTS[2], sampling=WARM, limits=Limits(30))
 
     trace = as_method(lambda cluster, *args, **more: cluster.run(*args, **more))
     assert trace.status == "done"
     assert trace.text == as_method(on_the_host).text
-    assert counted[0] == 3, "the method verifies other drafts than those it asks for"
+    assert counted[0] == 3, "it is not tried again"
     assert {span.kind for span in trace.spans if span.outcome == "cancelled"} >= {"verify", "sample"}
 
 
 def test_a_run_can_be_cancelled_and_another_follows(cluster, ahead):
     how = {"config": {"gamma": 3}, "sampling": WARM, "limits": Limits(30)}
-    expected = cluster.run("speculative", PROMPTS[0], **how)
+    expected = cluster.run("speculative", PROMPTS[2], **how)
     for stop_at in (3, 9, 20):
         cancel, seen = threading.Event(), []
 
@@ -197,10 +196,10 @@ def test_a_run_can_be_cancelled_and_another_follows(cluster, ahead):
                 cancel.set()
 
         assert (
-            cluster.run("speculative", PROMPTS[0], listener=listen, cancel=cancel, **how).status
+            cluster.run("speculative", PROMPTS[2], listener=listen, cancel=cancel, **how).status
             == "cancelled"
         )
-        check(cluster.run("speculative", PROMPTS[0], **how), expected)
+        check(cluster.run("speculative", PROMPTS[2], **how), expected)
 
 
 def test_methods_follow_each_other_on_one_cluster(cluster, ahead):
@@ -219,7 +218,7 @@ def test_methods_follow_each_other_on_one_cluster(cluster, ahead):
         for sampling in SAMPLINGS[:2]:
             how = {"sampling": sampling, "limits": Limits(14)}
             trace, expected = (
-                cluster.run(method, PROMPTS[0], **how),
-                on_the_host(cluster, method, PROMPTS[0], **how),
+                cluster.run(method, PROMPTS[2], **how),
+                on_the_host(cluster, method, PROMPTS[2], **how),
             )
             assert (trace.status, trace.text) == ("done", expected.text)
