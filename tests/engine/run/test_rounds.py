@@ -6,7 +6,6 @@ import threading
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
 import specscope
@@ -14,9 +13,9 @@ from specscope.engine.methods import METHODS
 from specscope.engine.trace.events import Commit
 from specscope.engine.types import Limits, Sampling
 from specscope.engine.worker import rounds
-from specscope.engine.worker.rounds import Rounds
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model.tiny import CONTEXT
+from tests.engine.run.rounds_on_host import check, counting, on_the_host
 
 PROMPTS = [(5, 9, 33, 7, 60, 2), (1,), (8, 8, 9, 41)]
 WARM = Sampling(0.9, top_k=50, top_p=0.95, seed=3)
@@ -45,63 +44,9 @@ def ahead(monkeypatch):
 
 
 @pytest.fixture
-def counted(monkeypatch):
-    """Count the rounds of the device: [asked for, in all]."""
-    counts, run, launch = [0, 0], Rounds.run, Rounds._launch
-
-    def counting(self, job):
-        found = run(self, job)
-        counts[0] += found is not None
-        return found
-
-    def launching(self, *args):
-        counts[1] += 1
-        return launch(self, *args)
-
-    monkeypatch.setattr(Rounds, "run", counting)
-    monkeypatch.setattr(Rounds, "_launch", launching)
-    return counts
-
-
-def on_the_host(cluster, *args, **more):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rounds, "run", lambda self, job: None)
-        return cluster.run(*args, **more)
-
-
-def rows(trace):
-    """Return the rows of a trace without times, cells and probabilities, and its done spans."""
-    done = [span for span in trace.spans if span.outcome == "done"]
-    number = {-1: -1} | {id_: i for i, id_ in enumerate(sorted(span.id for span in done))}
-    timeless, inexact = (
-        {"time": 0, "start": 0, "end": 0, "cells": 0},
-        {"p": 0, "q": 0, "top_p": (), "top_q": ()},
-    )
-
-    def strip(row, **more):
-        links = ("verify_span", "span", "draft_span", "target_span", "id")
-        spans = {name: number[getattr(row, name)] for name in links if hasattr(row, name)}
-        given = timeless | spans | more
-        return replace(row, **{k: v for k, v in given.items() if hasattr(row, k)})
-
-    tables = (done, trace.rounds, trace.commits, trace.chains)
-    return [
-        *([strip(row) for row in table] for table in tables),
-        [strip(d, **inexact) for d in trace.decisions],
-    ]
-
-
-def check(trace, expected):
-    assert trace.status == "done"
-    assert [trace.text, trace.token_ids()] == [expected.text, expected.token_ids()]
-    for found, wanted in zip(rows(trace), rows(expected), strict=True):
-        assert found == wanted
-    for field in ("p", "q", "u"):
-        values = [np.array([getattr(d, field) for d in t.decisions], float) for t in (trace, expected)]
-        np.testing.assert_allclose(*values, atol=1e-5, rtol=1e-4)
-    for field in ("top_p", "top_q"):
-        values = [[p for d in t.decisions for _, p in getattr(d, field)] for t in (trace, expected)]
-        np.testing.assert_allclose(*values, atol=1e-5, rtol=1e-4)
+def counted():
+    with counting() as counts:
+        yield counts
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
