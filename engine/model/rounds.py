@@ -190,12 +190,9 @@ class Round:
     def launch(self) -> None:
         """Start the round, and the copy of its facts to the host."""
         if self._launch is None:
-            if self._state.is_cuda:
-                start = self._state.clone()  # the graph's first, uncaptured run moves on from it
-                self._launch = captured(self._compute, self._pool)
-                self._state.copy_(start)
-            else:
-                self._launch = self._compute
+            start = self._state.clone()  # a graph's first, uncaptured run moves on from it
+            self._launch = captured(self._compute, self._pool) if self._pool else self._compute
+            self._state.copy_(start)
         self._launch()
         if len(self._hosted) < len(self._facts):
             pinned = self._state.is_cuda

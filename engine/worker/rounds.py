@@ -139,9 +139,15 @@ class Rounds:
         """Wait for a round that was not asked for, and keep its stamps."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            stamps = _unasked(begun, begun.round.read(self._forwards.clock))
+            stamps = self._unasked(begun)
             time_of = self._forwards.clock.read()
             self._ended += [stamp.read(time_of) for stamp in stamps]
+
+    def _unasked(self, begun: _Begun) -> list[Stamp]:
+        prefix = Prefix(begun.asked.sequence, begun.prefix)
+        cached = self._cached(begun.asked, prefix)
+        found = Found(begun.asked, prefix, begun.round.read(self._forwards.clock), cached)
+        return [*map(found.drafting, range(begun.asked.gamma)), *found.verification()]
 
     def run(self, job: Propose | Score) -> Found | None:
         """Return the round that a job asks for; None if it needs a host, or the models differ.
@@ -235,11 +241,3 @@ class Rounds:
 def _start(prefix: Prefix, cached: tuple[int, int]) -> Start:
     before, last = [0, *prefix.tokens[-2:].tolist()][-2:]
     return Start(len(prefix), (before, last), min(2, len(prefix) - cached[0]))
-
-
-def _unasked(begun: _Begun, facts: RoundFacts) -> list[Stamp]:
-    """Return the stamps of a round that nobody asked for."""
-    length = len(begun.prefix)
-    found = Found(begun.asked, Prefix(begun.asked.sequence, begun.prefix), facts, (length - 1, length - 1))
-    drafts = [found.drafting(i) for i in range(begun.asked.gamma)]
-    return [*drafts, *found.verification()]

@@ -54,7 +54,7 @@ def placed(pool, arrangement):
         (cores(3, tp=2), Separate(), "0 | 1 2"),
         (cores(2, tp=2), Separate(), "0/drafter | 0/target 1"),
         (cores(2, tp=2), Separate(turns=True), "0/drafter | 0/target 1"),
-        (cores(2, tp=2, drafter_tp=2), Separate(turns=True), "0/drafter 1/drafter | 0/target 1/target"),
+        (cores(2, tp=2, drafter_tp=2), Separate(turns=True), "0/drafter 1 | 0/target 1/target"),
         (cores(5, tp=2, drafter_tp=3), Separate(), "0 1 2 | 3 4"),
         (cores(4, spans=SPANS), Separate(), "0 | 1 2"),
         (cores(4), LayerParallel(3), "0 1 2 | 1"),

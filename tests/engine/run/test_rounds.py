@@ -167,3 +167,25 @@ def test_methods_follow_each_other_on_one_cluster(cluster, ahead):
                 on_the_host(cluster, method, PROMPTS[2], **how),
             )
             assert (trace.status, trace.text) == ("done", expected.text)
+
+
+def test_the_first_run_of_a_graph_leaves_the_start_as_it_was(tmp_path, ahead):
+    """A graph is captured after a run of its operations, which moves on to the next round."""
+    captures = []
+
+    def captured(compute, pool):
+        captures.append(pool)
+        compute()
+        return compute
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.sched_getaffinity", lambda _: {0})
+        patch.setattr("specscope.engine.model.rounds.graph_pool", lambda device: device)
+        patch.setattr("specscope.engine.model.rounds.captured", captured)
+        pair, _ = make_pair(tmp_path, "llama", "other")
+        with specscope.open(pair, device="cpu", runtime="local-thread", forward="static") as cluster:
+            for sampling in SAMPLINGS[:2]:
+                how = {"config": {"gamma": 3}, "sampling": sampling, "limits": Limits(30)}
+                trace = cluster.run("speculative", PROMPTS[0], **how)
+                check(trace, on_the_host(cluster, "speculative", PROMPTS[0], **how))
+    assert captures
