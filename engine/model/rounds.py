@@ -39,7 +39,7 @@ AHEAD = 64
 """Positions whose random numbers are copied to the device at once."""
 
 
-class Start(NamedTuple):
+class RoundStart(NamedTuple):
     """Where a round starts."""
 
     length: int
@@ -81,7 +81,7 @@ class RoundFacts(NamedTuple):
     """Query-key cells of the verification, see `Output.cells`."""
 
 
-class Pair(NamedTuple):
+class CachedModel(NamedTuple):
     """A model with its cache."""
 
     decoder: Decoder
@@ -91,7 +91,7 @@ class Pair(NamedTuple):
 class ChainForward:
     """A forward of K rows of one slot's chain; the device knows their tokens and places."""
 
-    def __init__(self, model: Pair, slot: int, rows: int, length: int) -> None:
+    def __init__(self, model: CachedModel, slot: int, rows: int, length: int) -> None:
         self._decoder, cache = model
         device = cache.tensor.device
         self._buffers = cache.buffers(rows)
@@ -122,7 +122,7 @@ class ChainForward:
 class ChainDraft:
     """The drafter's part of a round: its first forward, then a forward for each further token."""
 
-    def __init__(self, drafter: Pair, kind: RoundKind, clock: Clock) -> None:
+    def __init__(self, drafter: CachedModel, kind: RoundKind, clock: Clock) -> None:
         plans = Wide(1, kind.gamma).plans(kind.gamma)
         processors = kind.sampling if kind.drawn else None
         how = DraftKind(kind.slot, 1, plans, kind.lengths[0], kind.columns, processors, argmax=True)
@@ -136,7 +136,7 @@ class ChainDraft:
         """The rows that the tokens were drawn from, (G, N), if they were."""
 
     def compute(self, last: Tensor, length: Tensor, missing: Tensor, us: Tensor) -> Tensor:
-        """Draft G tokens after a prefix, see `Start`, by their numbers (G,); return them, (G,)."""
+        """Draft G tokens after a prefix (see `RoundStart`) by their numbers, (G,); return them."""
         self._events[0].record()
         logits = self._first.run(last, length - 2, 2 - missing)[1:, : self._columns]
         self._events[1].record()
@@ -154,14 +154,14 @@ class ChainDraft:
         return Drafted(levels, [first, *times], [self._first.cells, *cells])
 
 
-class Round:
+class DeviceRound:
     """Rounds of one kind: inputs in fixed memory, the same operations at every call.
 
     Args:
         target: Verifies.
         drafter: Drafts; None for plain decoding.
         kind: Sizes.
-        state: The `Start` as four int64 numbers; the round replaces it by the next one's.
+        state: The `RoundStart` as four int64 numbers; the round replaces it by the next one's.
         us: The sequence's random numbers, a line for each of `PURPOSES`, by position.
         clock: Makes the events of the round's times.
         pool: Memory of the graph.
@@ -169,8 +169,8 @@ class Round:
 
     def __init__(
         self,
-        target: Pair,
-        drafter: Pair | None,
+        target: CachedModel,
+        drafter: CachedModel | None,
         kind: RoundKind,
         state: Tensor,
         us: Tensor,
@@ -188,7 +188,7 @@ class Round:
         self._launch: Callable[[], None] | None = None
 
     def launch(self) -> None:
-        """Start the round, and the copy of its facts to the host."""
+        """RoundStart the round, and the copy of its facts to the host."""
         if self._launch is None:
             start = self._state.clone()  # a graph's first, uncaptured run moves on from it
             self._launch = captured(self._compute, self._pool) if self._pool else self._compute
@@ -239,7 +239,7 @@ class DeviceRounds:
 
     def __init__(self, target: Decoder, drafter: Decoder | None) -> None:
         self._target, self._drafter = target, drafter
-        self._rounds = PerCache[tuple[RoundKind, int, int], Round]()
+        self._rounds = PerCache[tuple[RoundKind, int, int], DeviceRound]()
         self._pool = graph_pool(target.device)
         self._state = torch.zeros(4, dtype=torch.int64, device=target.device)
         self._us = torch.zeros((len(PURPOSES), 0), dtype=torch.float64, device=target.device)
@@ -258,10 +258,10 @@ class DeviceRounds:
         caches: Sequence[Cache],
         draws: Draws,
         bound: int,
-        start: Start | None,
+        start: RoundStart | None,
         clock: Clock,
-    ) -> Round:
-        """Start a round.
+    ) -> DeviceRound:
+        """RoundStart a round.
 
         Args:
             kind: Its sizes; `lengths` are chosen here.
@@ -281,8 +281,11 @@ class DeviceRounds:
         self._turn = 1 - self._turn
         rounds, place = self._rounds.of(target), drafting[0].tensor.data_ptr() if drafting else 0
         if (key := (kind, place, self._turn)) not in rounds:
-            pairs = Pair(self._target, target), self._drafter and Pair(self._drafter, drafting[0])
-            rounds[key] = Round(*pairs, kind, self._state, self._us, clock, self._pool)
+            pairs = (
+                CachedModel(self._target, target),
+                self._drafter and CachedModel(self._drafter, drafting[0]),
+            )
+            rounds[key] = DeviceRound(*pairs, kind, self._state, self._us, clock, self._pool)
         if start is not None:
             numbers = [start.length, *start.last, start.missing]
             self._state.copy_(upload(numbers, self._state.device))

@@ -21,7 +21,7 @@ from specscope.engine.drafting.schedule import Ask
 from specscope.engine.drafting.tree import TreeShape, Wide
 from specscope.engine.run.fan import Fanned
 from specscope.engine.run.gathering import AtOnce, Gathering
-from specscope.engine.run.rounds import Ahead, Early
+from specscope.engine.run.rounds import Ahead, EarlyJudgement
 from specscope.engine.run.scores import Scores, chunk_spans, judge_job, mode_of, new_verdict, record, rows_of
 from specscope.engine.trace.events import Chain
 from specscope.engine.types import (
@@ -89,7 +89,7 @@ class Model:
         self._cached: dict[int, np.ndarray] = {}
         self.verifier: Model | None = None
         """Of a drafter: the target on the same worker, which may verify drafts at once."""
-        self._early: Early | None = None
+        self._early: EarlyJudgement | None = None
         """The judgement of a draft that was verified at once."""
         self._ahead = Ahead(self._abandon)
 
@@ -272,7 +272,7 @@ class Model:
         """Keep the judgement of a draft until `verify` asks for it."""
         spans = self._dispatcher.span_ids(3 * self.lanes)
         done = self._dispatcher.done(self.worker, self.role, prefix.sequence, reply, spans)
-        self._early = Early(prefix, draft, judgement, done)
+        self._early = EarlyJudgement(prefix, draft, judgement, done)
 
     def end(self) -> None:
         """The output has ended: no further round is wanted."""

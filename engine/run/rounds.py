@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specscope.engine.types import Draft, Judgement, Prefix, Verdict
 
 
-class Early(NamedTuple):
+class EarlyJudgement(NamedTuple):
     """A judgement that nobody has asked for yet."""
 
     prefix: Prefix

@@ -24,7 +24,7 @@ from specscope.engine.sampling.draws import (
     process_logits,
     softmax,
 )
-from specscope.engine.sampling.rows import Facts, PackedRows, Table, TokenDistribution
+from specscope.engine.sampling.rows import PackedRows, RowFacts, RowTable, TokenDistribution
 from specscope.engine.types import Judgement, Sampling
 
 PURPOSES: tuple[Purpose, ...] = ("draft", "accept", "residual", "target")
@@ -63,7 +63,7 @@ def judge_chain(
     rows = torch.arange(count + 1, device=logits.device)
     own_rows = rows if q is None else rows[count:]
     target = None if sampling.greedy else us[3, own_rows]
-    found = Facts.of(logits, p, rows[:count], drafted, own_rows, target)
+    found = RowFacts.of(logits, p, rows[:count], drafted, own_rows, target)
     none = us.new_zeros(3)
     if q is None:
         fits = found.own[:count] == drafted
@@ -110,9 +110,9 @@ class ChainRows(PackedRows):
     ) -> None:
         count = len(drafted)
         own_rows = range(count if ratio else 0, count + 1)
-        found, rest = Facts.split(facts, count + 1, count, len(own_rows), min(TOP, size))
+        found, rest = RowFacts.split(facts, count + 1, count, len(own_rows), min(TOP, size))
         pairs = [*enumerate(drafted)]
-        super().__init__(Table(found, pairs, own_rows, size, sampled, facts.new_empty(0)), 0, count + 1)
+        super().__init__(RowTable(found, pairs, own_rows, size, sampled, facts.new_empty(0)), 0, count + 1)
         token, p_token, mass, accepted, own = rest.tolist()
         self.verdict = int(accepted), int(own)
         """The device's: the number of accepted tokens, and the target's own."""
@@ -132,7 +132,7 @@ class ChainRows(PackedRows):
 class _Tested(TokenDistribution):
     """p of a drafted token; after its rejection the draw that the device made."""
 
-    def __init__(self, table: Table, row: int, left: tuple[int, float, float]) -> None:
+    def __init__(self, table: RowTable, row: int, left: tuple[int, float, float]) -> None:
         self._table, self._row, self._left = table, row, left
 
     def of(self, token: int) -> float:

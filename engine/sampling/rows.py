@@ -153,7 +153,7 @@ def _own_numbers(case: Case) -> Iterator[tuple[int, float]]:
             yield row, case.draws.value(Key(position, "target"))
 
 
-class Facts(NamedTuple):
+class RowFacts(NamedTuple):
     """The numbers of R rows, (R, V), that judging reads, as tensors on the rows' device."""
 
     best: Tensor
@@ -172,7 +172,7 @@ class Facts(NamedTuple):
     @classmethod
     def of(
         cls, logits: Tensor, p: Tensor, rows: Tensor, tokens: Tensor, own_rows: Tensor, us: Tensor | None
-    ) -> Facts:
+    ) -> RowFacts:
         """Compute them without the host.
 
         Args:
@@ -193,7 +193,7 @@ class Facts(NamedTuple):
         return torch.cat([part.double().flatten() for part in self])
 
     @classmethod
-    def split(cls, flat: Tensor, rows: int, drafted: int, own: int, k: int) -> tuple[Facts, Tensor]:
+    def split(cls, flat: Tensor, rows: int, drafted: int, own: int, k: int) -> tuple[RowFacts, Tensor]:
         """Return the facts that `flat` made, with these sizes, and the numbers that follow them."""
         sizes = (rows, rows, rows * k, rows * k, drafted, own, own)
         *parts, rest = flat.split([*sizes, len(flat) - sum(sizes)])
@@ -201,7 +201,7 @@ class Facts(NamedTuple):
         return cls(*parts), rest
 
 
-class Table:
+class RowTable:
     """What judging reads of R rows, on the host.
 
     Args:
@@ -218,7 +218,7 @@ class Table:
 
     def __init__(
         self,
-        facts: Facts,
+        facts: RowFacts,
         drafted: Sequence[tuple[int, int]],
         own_rows: Sequence[int],
         size: int,
@@ -238,8 +238,8 @@ class Table:
 
 def _table(
     logits: Tensor, sampling: Sampling, drafted: Sequence[tuple[int, int]], numbers: dict[int, float]
-) -> Table:
-    """Read rows, (R, V), on their device; see `Table`.
+) -> RowTable:
+    """Read rows, (R, V), on their device; see `RowTable`.
 
     `numbers` maps a row to the number in [0, 1) of the target's own draw after it.
     """
@@ -248,15 +248,15 @@ def _table(
     if not sampled:
         numbers = dict.fromkeys(range(count), 0.0)
     rows, tokens, own_rows, us = _uploaded(drafted, numbers, logits.device)
-    flat = Facts.of(logits, p, rows, tokens, own_rows, us if sampled else None).flat().cpu()
-    facts, _ = Facts.split(flat, count, len(drafted), len(numbers), min(TOP, size))
-    return Table(facts, drafted, [*numbers], size, sampled, p)
+    flat = RowFacts.of(logits, p, rows, tokens, own_rows, us if sampled else None).flat().cpu()
+    facts, _ = RowFacts.split(flat, count, len(drafted), len(numbers), min(TOP, size))
+    return RowTable(facts, drafted, [*numbers], size, sampled, p)
 
 
 class PackedRows(TargetRows):
     """The R rows of one sequence, from row `first` of a table on."""
 
-    def __init__(self, table: Table, first: int, count: int) -> None:
+    def __init__(self, table: RowTable, first: int, count: int) -> None:
         self._table, self._first, self._count = table, first, count
         self.sampled, self.size = table.sampled, table.size
 
@@ -292,7 +292,7 @@ class PackedDistribution(TokenDistribution):
     `rest` is what rejections left of p, (V,) float64 with sum 1; None for p itself.
     """
 
-    def __init__(self, table: Table, row: int, rest: Tensor | None = None) -> None:
+    def __init__(self, table: RowTable, row: int, rest: Tensor | None = None) -> None:
         self._table, self._row, self._rest = table, row, rest
 
     def of(self, token: int) -> float:

@@ -52,7 +52,6 @@ from specscope.engine.worker.jobs import (
     Join,
     Judge,
     JudgeAll,
-    Judged,
     Link,
     Load,
     Measure,
@@ -62,6 +61,7 @@ from specscope.engine.worker.jobs import (
     Retire,
     Score,
     Stamp,
+    Verified,
 )
 from specscope.engine.worker.memory import out_of_memory, taken
 from specscope.engine.worker.rounds import Found, Rounds
@@ -129,7 +129,7 @@ class Host:
             raise shortage from None
 
     def _handle(self, job: Job, stopped: Callable[[], bool]) -> Reply:
-        stamps, value, judged = list[Stamp](), cast("Any", None), cast("Judged | None", None)
+        stamps, value, judged = list[Stamp](), cast("Any", None), cast("Verified | None", None)
         computed = dict[int, tuple[torch.Tensor, Prefix]]()
         ranks = self._ranks.get(getattr(job, "model", ""))
         agree: Callable[[bool], bool] = bool if ranks is None else ranks.agree
@@ -258,7 +258,7 @@ class Host:
 
     def _propose(
         self, job: Propose, stamps: list[Stamp], stopped: Callable[[], bool]
-    ) -> tuple[tuple[tuple[Grown, ...], ...], Judged | None]:
+    ) -> tuple[tuple[tuple[Grown, ...], ...], Verified | None]:
         """Draft; also judge a chain's verification if the device has made it at once."""
         drafting = self._drafting(job)
         found = self.rounds.run(job)
@@ -269,7 +269,7 @@ class Host:
             DraftToken(n.id, n.parent, None if n.row < 0 else RowRef(self._name, n.row), n.probability)
             for n in trees[0]
         )
-        return trees, Judged(self._judge_round(found, Draft(tuple(tokens))), tuple(found.verification()))
+        return trees, Verified(self._judge_round(found, Draft(tuple(tokens))), tuple(found.verification()))
 
     def _judge_round(self, found: Found, draft: Draft) -> Judgement:
         """Judge a round by the numbers that the device compared (SpecScopeError if it differs)."""

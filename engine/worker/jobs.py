@@ -399,7 +399,7 @@ class Stamp(NamedTuple):
         return self._replace(start=time_of(self.start), end=time_of(self.end), parts=parts)
 
 
-class Judged(NamedTuple):
+class Verified(NamedTuple):
     """A verification that followed a draft at once."""
 
     judgement: Judgement
@@ -412,7 +412,7 @@ class Reply(NamedTuple):
 
     value: Any
     stamps: tuple[Stamp, ...]
-    judged: Judged | None = None
+    judged: Verified | None = None
     """Of a `Propose` with `then`, where the host could do it."""
     begun: bool = False
     """Whether the next round has begun (`Propose.ahead`)."""

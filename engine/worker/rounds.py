@@ -13,7 +13,7 @@ import numpy as np
 
 from specscope.engine.layout import Packing
 from specscope.engine.model.cache import Cache
-from specscope.engine.model.rounds import DeviceRounds, Round, RoundFacts, RoundKind, Start
+from specscope.engine.model.rounds import DeviceRound, DeviceRounds, RoundFacts, RoundKind, RoundStart
 from specscope.engine.model.slots import Rows
 from specscope.engine.types import Prefix
 from specscope.engine.worker.jobs import Propose, Score, Stamp
@@ -28,7 +28,7 @@ AHEAD = {"cuda"}
 """Kinds of devices on which a round may begin before it is asked for."""
 
 
-class Asked(NamedTuple):
+class AskedRound(NamedTuple):
     """The rounds that a job asks for."""
 
     target: str
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
     """Whether the tokens are drawn from q, at any temperature but 0."""
 
     @classmethod
-    def of(cls, job: Propose | Score) -> Asked | None:
+    def of(cls, job: Propose | Score) -> AskedRound | None:
         """Return what a job asks for; None if it needs a host between the forwards."""
         if len(job.prefixes) != 1:
             return None
@@ -64,19 +64,19 @@ class Asked(NamedTuple):
 class _Begun(NamedTuple):
     """A round that runs."""
 
-    asked: Asked
-    round: Round
+    asked: AskedRound
+    round: DeviceRound
     prefix: np.ndarray
     """The tokens that it starts from, once the round before has been read."""
 
-    def starts(self, asked: Asked, prefix: Prefix) -> bool:
+    def starts(self, asked: AskedRound, prefix: Prefix) -> bool:
         return self.asked == asked and np.array_equal(self.prefix, prefix.tokens)
 
 
 class Found(NamedTuple):
     """A round that is over."""
 
-    asked: Asked
+    asked: AskedRound
     prefix: Prefix
     facts: RoundFacts
     cached: tuple[int, int]
@@ -154,7 +154,7 @@ class Rounds:
 
         The caller passes it to `record` when it is judged.
         """
-        asked, begun = Asked.of(job), self._begun
+        asked, begun = AskedRound.of(job), self._begun
         if asked is None or begun is None or not begun.starts(asked, job.prefixes[0]):
             self.end()
             begun = None
@@ -188,10 +188,10 @@ class Rounds:
             prefix = found.prefix + emitted
             self._begun = self._begun._replace(prefix=prefix.tokens)
 
-    def _runs_ahead(self, asked: Asked) -> bool:
+    def _runs_ahead(self, asked: AskedRound) -> bool:
         return self._decoder(asked.target).device.type in AHEAD
 
-    def _able(self, asked: Asked) -> bool:
+    def _able(self, asked: AskedRound) -> bool:
         forwards = self._forwards
         return (
             all(name in forwards.fused and name not in forwards.heads for name in asked.models)
@@ -199,7 +199,7 @@ class Rounds:
             and forwards.run.packing == Packing()
         )
 
-    def _cached(self, asked: Asked, prefix: Prefix) -> tuple[int, int]:
+    def _cached(self, asked: AskedRound, prefix: Prefix) -> tuple[int, int]:
         """Return how many rows of the prefix the drafter and the target have; drop their others."""
         slot, counts = self._forwards.slot(prefix.sequence), list[int]()
         for name in (asked.drafter or asked.target, asked.target):
@@ -209,13 +209,13 @@ class Rounds:
             counts.append(len(path))
         return counts[0], counts[1]
 
-    def _fits(self, asked: Asked, cached: tuple[int, int], length: int) -> bool:
+    def _fits(self, asked: AskedRound, cached: tuple[int, int], length: int) -> bool:
         caches = [self._forwards.cache(name) for name in asked.models]
         room = min(min(cache.capacity, cache.context) for cache in caches)
         missing = length - cached[0] <= 2 or not asked.drafter
         return missing and length - cached[1] == 1 and length + asked.gamma <= room
 
-    def _launch(self, asked: Asked, bound: int, start: Start | None) -> Round:
+    def _launch(self, asked: AskedRound, bound: int, start: RoundStart | None) -> DeviceRound:
         forwards, sampling = self._forwards, self._forwards.run.sampling
         key = asked.target, asked.drafter
         if key not in self._devices:
@@ -238,6 +238,6 @@ class Rounds:
         return model  # pyright: ignore[reportReturnType]
 
 
-def _start(prefix: Prefix, cached: tuple[int, int]) -> Start:
+def _start(prefix: Prefix, cached: tuple[int, int]) -> RoundStart:
     before, last = [0, *prefix.tokens[-2:].tolist()][-2:]
-    return Start(len(prefix), (before, last), min(2, len(prefix) - cached[0]))
+    return RoundStart(len(prefix), (before, last), min(2, len(prefix) - cached[0]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -27,14 +29,20 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+@contextmanager
+def one_device(folder, runtime="local-thread"):
     """A cluster of tiny models on one device, where they take turns."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.sched_getaffinity", lambda _: {0})
-        pair, _ = make_pair(tmp_path_factory.mktemp("pair"), "llama", "other")
-        with specscope.open(pair, device="cpu", runtime="local-thread", forward="static") as opened:
+        pair, _ = make_pair(folder, "llama", "other")
+        with specscope.open(pair, device="cpu", runtime=runtime, forward="static") as opened:
             yield opened
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with one_device(tmp_path_factory.mktemp("pair")) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -159,14 +167,35 @@ def test_methods_follow_each_other_on_one_cluster(cluster, ahead):
         "ouroboros",
         "assisted",
     ]
+    order += ["ssd", "specbranch", "lookahead", "prompt_lookup", "suffix", "speculative"]
     for method in order:
         for sampling in SAMPLINGS[:2]:
             how = {"sampling": sampling, "limits": Limits(14)}
             trace, expected = (
-                cluster.run(method, PROMPTS[2], **how),
-                on_the_host(cluster, method, PROMPTS[2], **how),
+                cluster.run(method, PROMPTS[0], **how),
+                on_the_host(cluster, method, PROMPTS[0], **how),
             )
-            assert (trace.status, trace.text) == ("done", expected.text)
+            assert (trace.status, trace.text) == ("done", expected.text), method
+
+
+def test_clusters_in_two_threads(cluster, ahead, tmp_path):
+    how = {"config": {"gamma": 3}, "sampling": WARM, "limits": Limits(30)}
+    expected = [on_the_host(cluster, "speculative", prompt, **how) for prompt in PROMPTS]
+    with one_device(tmp_path) as other, ThreadPoolExecutor(2) as threads:
+        runs = [
+            threads.submit(lambda c: [c.run("speculative", p, **how) for p in PROMPTS], c)
+            for c in (cluster, other)
+        ]
+        for run in runs:
+            for trace, wanted in zip(run.result(), expected, strict=True):
+                check(trace, wanted)
+
+
+def test_worker_processes_write_the_same_rows(cluster, tmp_path):
+    with one_device(tmp_path, "local-process") as processes:
+        for method, config in (("speculative", {"gamma": 3}), ("autoregressive", {})):
+            how = {"config": config, "sampling": WARM, "limits": Limits(30)}
+            check(processes.run(method, PROMPTS[2], **how), on_the_host(cluster, method, PROMPTS[2], **how))
 
 
 def test_the_first_run_of_a_graph_leaves_the_start_as_it_was(tmp_path, ahead):
@@ -179,11 +208,9 @@ def test_the_first_run_of_a_graph_leaves_the_start_as_it_was(tmp_path, ahead):
         return compute
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.sched_getaffinity", lambda _: {0})
         patch.setattr("specscope.engine.model.rounds.graph_pool", lambda device: device)
         patch.setattr("specscope.engine.model.rounds.captured", captured)
-        pair, _ = make_pair(tmp_path, "llama", "other")
-        with specscope.open(pair, device="cpu", runtime="local-thread", forward="static") as cluster:
+        with one_device(tmp_path) as cluster:
             for sampling in SAMPLINGS[:2]:
                 how = {"config": {"gamma": 3}, "sampling": sampling, "limits": Limits(30)}
                 trace = cluster.run("speculative", PROMPTS[0], **how)
