@@ -353,6 +353,8 @@ class Model:
 
     async def verify_each(self, prefixes: Sequence[Prefix], drafts: Sequence[Draft]) -> list[Verdict]:
         """Score and judge one draft per prefix, all in one forward."""
+        if len(drafts) == 1:
+            return [await self.verify(prefixes[0], drafts[0])]
         none = [None] * len(drafts)
         return await self._calls.join(self.role, self._verify, (prefixes, drafts, none, none))
 

@@ -178,6 +178,16 @@ def test_methods_follow_each_other_on_one_cluster(cluster, ahead):
             assert (trace.status, trace.text) == ("done", expected.text), method
 
 
+@pytest.mark.parametrize("base", ["speculative", "plain"])
+def test_the_last_sequence_of_a_batch_goes_on_alone(base, cluster, ahead, counted):
+    """Its rounds are then those of one sequence."""
+    how = {"config": {"base": base, "batch": 2}, "sampling": SAMPLINGS[3]}
+    early = cluster.run("ems", *PROMPTS[1:], limits=Limits(30), **how).token_ids(0)[8]
+    how["limits"] = Limits(30, eos=(early,))
+    check(cluster.run("ems", *PROMPTS[1:], **how), on_the_host(cluster, "ems", *PROMPTS[1:], **how))
+    assert counted[0] > 2
+
+
 def test_clusters_in_two_threads(cluster, ahead, tmp_path):
     how = {"config": {"gamma": 3}, "sampling": WARM, "limits": Limits(30)}
     expected = [on_the_host(cluster, "speculative", prompt, **how) for prompt in PROMPTS]
