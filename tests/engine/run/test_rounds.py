@@ -16,12 +16,15 @@ from specscope.engine.trace.events import Commit
 from specscope.engine.types import Limits, Sampling
 from specscope.engine.worker import rounds
 from tests.engine.methods.pairs import make_pair
-from tests.engine.model.tiny import CONTEXT
+from tests.engine.model.tiny import CONFIGS, CONTEXT
 from tests.engine.run.rounds_on_host import check, counting, on_the_host
 
 PROMPTS = [(5, 9, 33, 7, 60, 2), (1,), (8, 8, 9, 41)]
 WARM = Sampling(0.9, top_k=50, top_p=0.95, seed=3)
 SAMPLINGS = [Sampling(), Sampling(1.0, seed=1), WARM, Sampling(1.4, top_k=5, seed=9)]
+UNFIT = ("moe", "mixtral", "phi3", "smollm3")
+"""Families without static forwards, and those whose EOS is beyond the tiny vocabulary."""
+FAMILIES = [family for family in CONFIGS if not any(name in family for name in UNFIT)]
 WAYS = {
     "speculative": [{"gamma": 1}, {"gamma": 4}, {"gamma": 3, "drafts": "greedy"}],
     "autoregressive": [{}],
@@ -30,11 +33,11 @@ WAYS = {
 
 
 @contextmanager
-def one_device(folder, runtime="local-thread"):
+def one_device(folder, runtime="local-thread", family="llama"):
     """A cluster of tiny models on one device, where they take turns."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.sched_getaffinity", lambda _: {0})
-        pair, _ = make_pair(folder, "llama", "other")
+        pair, _ = make_pair(folder, family, "other")
         with specscope.open(pair, device="cpu", runtime=runtime, forward="static") as opened:
             yield opened
 
@@ -186,6 +189,17 @@ def test_the_last_sequence_of_a_batch_goes_on_alone(base, cluster, ahead, counte
     how["limits"] = Limits(30, eos=(early,))
     check(cluster.run("ems", *PROMPTS[1:], **how), on_the_host(cluster, "ems", *PROMPTS[1:], **how))
     assert counted[0] > 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rounds_of_every_family(family, tmp_path, ahead, counted):
+    with one_device(tmp_path, family=family) as cluster:
+        how = {"config": {"gamma": 3}, "sampling": SAMPLINGS[1], "limits": Limits(30)}
+        check(
+            cluster.run("speculative", PROMPTS[2], **how),
+            on_the_host(cluster, "speculative", PROMPTS[2], **how),
+        )
+    assert counted[0] > 5
 
 
 def test_clusters_in_two_threads(cluster, ahead, tmp_path):
