@@ -261,7 +261,7 @@ class DeviceRounds:
         start: RoundStart | None,
         clock: Clock,
     ) -> DeviceRound:
-        """RoundStart a round.
+        """Start a round.
 
         Args:
             kind: Its sizes; `lengths` are chosen here.
