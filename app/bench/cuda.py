@@ -26,6 +26,7 @@ from specscope.app.bench.figures import Measurement, Note
 from specscope.app.bench.speed import one_core
 from specscope.engine.drafting.tree import Wide
 from specscope.engine.model.clock import Clock
+from specscope.engine.model.compiled import compile_layers
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.fused import FusedDrafts, Given
 from specscope.engine.model.shape import ModelShape
@@ -109,10 +110,10 @@ def bandwidth(device: torch.device) -> float:
 def colocated(target: Timed, drafter: Timed, repeats: int) -> tuple[Measurement, float]:
     def draft() -> None:
         for _ in range(DRAFTS):
-            drafter.static(1)
+            drafter.compiled(1)
 
     def verify() -> None:
-        target.static(DRAFTS + 1)
+        target.compiled(DRAFTS + 1)
 
     values, rounds = list[float](), list[float]()
     with ThreadPoolExecutor(2) as pool:
@@ -187,7 +188,9 @@ class Cached:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.cache = decoder.new_cache(1, CACHED + 64)
-        self._steps = StaticSteps(decoder)
+        self._steps = {kind: StaticSteps(decoder) for kind in ("static", "compiled")}
+        compile_layers(decoder, "compiled")
+        self._compiled, decoder.compiled = decoder.compiled, None
         ids = np.ones(CACHED, dtype=np.int64)
         decoder.forward(self.cache, Rows.chain(0, ids, 0), np.empty(0, dtype=np.int64))
 
@@ -206,14 +209,20 @@ class Cached:
         return self.logits([1] * rows).argmax(-1).tolist()
 
     @contextlib.contextmanager
-    def in_steps(self) -> Generator[None]:
-        self.decoder.steps = self._steps
+    def in_steps(self, kind: str = "compiled") -> Generator[None]:
+        """Run forwards as `--forward` static or compiled does; others are eager."""
+        decoder = self.decoder
+        decoder.steps, decoder.compiled = self._steps[kind], self._compiled if kind == "compiled" else None
         try:
             yield
         finally:
-            self.decoder.steps = None
+            decoder.steps = decoder.compiled = None
 
     def static(self, rows: int) -> list[int]:
+        with self.in_steps("static"):
+            return self.forward(rows)
+
+    def compiled(self, rows: int) -> list[int]:
         with self.in_steps():
             return self.forward(rows)
 
@@ -234,7 +243,7 @@ class Timed:
         shape = ModelShape.of(config, Path(size.name))
         self._ours = Cached(Decoder(shape, weights.__getitem__))
         self._in_int4 = Cached(Decoder(shape, weights.__getitem__, bits=4))
-        self.forward, self.static = self._ours.forward, self._ours.static
+        self.forward, self.static, self.compiled = self._ours.forward, self._ours.static, self._ours.compiled
         self._fused = FusedDrafts(self._ours.decoder)
         self._clock = Clock.of(device)
         self._prefill()
@@ -261,7 +270,8 @@ class Timed:
         with self._ours.in_steps():
             first = self._ours.logits([1])
         plans, given = Wide(1, DRAFTS).plans(DRAFTS), Given([0], first, [])
-        found = self._fused.draft(self._ours.cache, plans, given, Sampling(), self._clock, argmax=True)
+        with self._ours.in_steps():
+            found = self._fused.draft(self._ours.cache, plans, given, Sampling(), self._clock, argmax=True)
         self._clock.read()
         return [int(level.ids[0, 0, 0]) for level in found.levels]
 
@@ -274,7 +284,7 @@ class Timed:
 
     def int4_gain(self, repeats: int) -> Measurement:
         """Return the time of a static forward of one row over that of the same model in int4."""
-        kinds = (self._ours.static, self._in_int4.static)
+        kinds = (self._ours.compiled, self._in_int4.compiled)
         for forward in kinds * 2:  # to warm up
             forward(1)
         times = [[seconds(partial(forward, 1)) for forward in kinds] for _ in range(repeats)]
@@ -290,7 +300,12 @@ class Timed:
 
     def over_floor(self, speed: float, repeats: int) -> dict[str, Measurement]:
         floor, figures = self.bytes / speed, dict[str, Measurement]()
-        kinds = {"decode": self.static, "eager": self.forward, "transformers": self.reference}
+        kinds = {
+            "decode": self.compiled,
+            "static": self.static,
+            "eager": self.forward,
+            "transformers": self.reference,
+        }
         for rows, suffix in ((1, ""), (16, "_16_rows")):
             texts = [forward(rows) for forward in kinds.values() for _ in range(2)]  # to warm up
             times: dict[str, list[float]] = {kind: [] for kind in kinds}

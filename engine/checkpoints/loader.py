@@ -12,6 +12,7 @@ from specscope.engine.checkpoints.config import read_config
 from specscope.engine.checkpoints.forms import split_form
 from specscope.engine.checkpoints.sources import resolve
 from specscope.engine.errors import ModelError
+from specscope.engine.model.compiled import compile_layers
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.int8 import is_rotated, rotated_model
 from specscope.engine.model.shape import ModelShape
@@ -28,7 +29,7 @@ def load(
     stage: tuple[int, int] | range = (0, 1),
     ranks: Ranks | None = None,
     *,
-    static: bool = False,
+    forward: str = "eager",
 ) -> Decoder:
     """Return the decoder of a model: directory, GGUF file, short name of the catalog, or hub id.
 
@@ -36,12 +37,15 @@ def load(
     (`specscope.engine.checkpoints.forms`) has its matrices in fewer bits. `name` is target or
     drafter, in spans. `stage` is the number of this stage and of all stages of a model split into
     equal parts, or the layers of this stage; only these are read. With the `ranks` of a model split
-    by tensors, only this rank's part is read. `static` gives forwards of few rows fixed shapes
-    (`specscope.engine.model.static`).
+    by tensors, only this rank's part is read. `forward` is how forwards of few rows run: `eager`,
+    `static` in fixed shapes (`specscope.engine.model.static`), or so with compiled layers (see
+    `specscope.engine.model.compiled.compile_layers`).
     """
     decoder = _load(resolve(model), device, dtype, name, stage, ranks)
-    if static:
+    if forward != "eager":
         decoder.steps = StaticSteps(decoder)
+    if forward in ("auto", "compiled", "tuned") and ranks is None:
+        compile_layers(decoder, forward)
     return decoder
 
 

@@ -127,7 +127,7 @@ def calibrate(pair: Pair, plan: Plan, device: str = "auto", report: Report = pri
         report(f"loading {pair.name} on {names[0]}")
         paths = {"target": pair.target_path, "drafter": pair.drafter_path}
         models = {
-            name: load(path, place, dtype, name, static=place == "cuda")
+            name: load(path, place, dtype, name, forward="compiled" if place == "cuda" else "eager")
             for name, path in paths.items()
             if path is not None
         }

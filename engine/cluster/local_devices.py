@@ -122,5 +122,5 @@ def loader_of(pair: Pair, model: str, device: Device, options: Options, place: s
         device=place or (device.name.split("/")[0] if device.kind == "cuda" else "cpu"),
         dtype=options.dtype_on(device),
         name=model,
-        static=options.static_on(device),
+        forward=options.forward_on(device),
     )

@@ -184,10 +184,10 @@ def local_pool(
     options.check_devices(len(devices), drafter=pair.drafter_path is not None)
     limits = Memory(parse_limits(options.memory, devices)) if options.memory else Memory()
     pool = split_by_memory(local_devices(pair, options, devices, memory=limits), tokens)
-    if pool.spans and options.forward == "static":
+    if pool.spans and options.forward not in ("auto", "eager"):
         raise UsageError(
             f"the target is split by layers over {len(pool.spans)} devices, and a split target has eager forwards "
-            "only; leave forward static out"
+            f"only; leave forward {options.forward} out"
         )
     return pool
 
@@ -202,9 +202,9 @@ def _with_eager_experts(pair: Pair, options: Options) -> Options:
     mixtures = [model for model, path in pair.models.items() if shape_of(path).mixture is not None]
     if not mixtures:
         return options
-    if options.forward == "static":
+    if options.forward not in ("auto", "eager"):
         raise UsageError(
-            f"the {mixtures[0]} is a mixture of experts, which has eager forwards only; leave forward static out"
+            f"the {mixtures[0]} is a mixture of experts, which has eager forwards only; leave forward {options.forward} out"
         )
     return replace(options, forward="eager")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
 
 RUNTIMES = ("local-process", "local-thread", "ray", "virtual")
-FORWARDS = ("auto", "eager", "static")
+FORWARDS = ("auto", "eager", "static", "compiled", "tuned")
 DTYPES = ("auto", "float32", "bfloat16")
 
 
@@ -66,7 +66,9 @@ class Options:
     forward: str = option(
         "auto",
         "NAME",
-        "eager, static for fixed shapes, on CUDA as graphs, or auto: static on a GPU (auto)",
+        "eager; static for fixed shapes, on CUDA as graphs; compiled for such graphs of compiled layers, which the "
+        "first forward of a size waits for; tuned: such layers, with the fastest of several kernels; or auto: on a GPU "
+        "static until layers are compiled in a pause (auto)",
     )
     device: str = option("auto", "NAME", "auto, cpu or cuda (auto)")
     dtype: str = option("auto", "NAME", "of the weights: float32 (CPUs), bfloat16 (GPUs) or auto (auto)")
@@ -103,7 +105,7 @@ class Options:
     def _virtual_error(self) -> str:
         if self.profile is None:
             return "the runtime virtual needs a profile"
-        if self.forward == "static" or self.dtype != "auto":
+        if self.forward not in ("auto", "eager") or self.dtype != "auto":
             return (
                 f"forward {self.forward} and dtype {self.dtype} are for local devices; the runtime virtual takes "
                 "auto only"
@@ -122,13 +124,14 @@ class Options:
     def is_sharded(self) -> bool:
         return max(self.tp, self.drafter_tp) > 1
 
-    def static_on(self, device: Device) -> bool:
-        """Return whether forwards of few rows have fixed shapes (`specscope.engine.model.static`).
+    def forward_on(self, device: Device) -> str:
+        """Return how forwards of few rows run: `eager`, `static`, `compiled`, or `auto` on a GPU.
 
-        Without a choice they have on a GPU, where graphs halve the time of a forward.
+        There graphs halve the time of a forward.
         """
-        usual = device.kind == "cuda" and not self.is_sharded
-        return self.forward == "static" or (self.forward == "auto" and usual)
+        if self.forward != "auto":
+            return self.forward
+        return "auto" if device.kind == "cuda" and not self.is_sharded else "eager"
 
     def dtype_on(self, device: Device) -> torch.dtype:
         import torch  # takes seconds; the command line reads only the declarations
@@ -139,8 +142,8 @@ class Options:
     def facts(self, device: Device) -> dict[str, Any]:
         """Return the options that a measured trace's header holds, for models on such a device."""
         names = ("threads", "forward", "dtype", *(("tp", "drafter_tp") if self.is_sharded else ()))
-        forward = "static" if self.static_on(device) else "eager"
-        return {"host": processor()} | {name: getattr(self, name) for name in names} | {"forward": forward}
+        given = {name: getattr(self, name) for name in names}
+        return {"host": processor()} | given | {"forward": self.forward_on(device)}
 
     def check_devices(self, count: int, *, drafter: bool) -> None:
         """Check that models can be split by tensors over `count` devices."""

@@ -60,6 +60,13 @@ class RunWorkers:
         return tuple(dict.fromkeys(member for group in members for member in group))
 
 
+def on_one_gpu(devices: Sequence[Device]) -> bool:
+    """Return whether all devices, such as `cuda:0` and `cuda:0/2`, are one GPU."""
+    return len({(device.name.split("/")[0], device.kind) for device in devices}) == 1 and (
+        devices[0].kind == "cuda"
+    )
+
+
 class Placement:
     """Workers on devices. A worker starts, and a model loads, when a layout first needs it.
 
@@ -91,6 +98,10 @@ class Placement:
     @property
     def workers(self) -> list[Worker]:
         return list(self._workers.values())
+
+    @property
+    def devices(self) -> list[Device]:
+        return [device for worker in self.workers for device in worker.devices]
 
     @property
     def clock_errors(self) -> dict[str, int]:

@@ -20,7 +20,7 @@ from specscope.engine.checkpoints.text import Detokenizer
 from specscope.engine.cluster.capacity import Need, unchecked
 from specscope.engine.cluster.execution import Execution, Listener, Recording, Request
 from specscope.engine.cluster.measurements import Measurements, learn, scaled
-from specscope.engine.cluster.placement import Placement, RunWorkers
+from specscope.engine.cluster.placement import Placement, RunWorkers, on_one_gpu
 from specscope.engine.cluster.probing import CONTEXT, NEW_TOKENS
 from specscope.engine.cluster.prompts import Plain, Prompt, encode, ids_of, settled, shown
 from specscope.engine.cluster.ray_devices import aligned_clocks
@@ -254,6 +254,7 @@ class Cluster:
 
         def planned(settings: Mapping[str, Any], best: Best) -> Plan | None:
             probe = self._probe(entry, settings, cancel, measuring)
+            probe = probe and replace(probe, shared=on_one_gpu(self.placement.devices))
             plans.extend([replace(best(probe), others=probe.others)] if probe else [])
             return plans[-1] if probe else None
 

@@ -50,6 +50,8 @@ class Probe:
     rounds: int
     others: float = 0.0
     """Cores that other programs used."""
+    shared: bool = False
+    """Whether both models are on one GPU, whose memory their forwards read in turns."""
 
 
 class Pace(NamedTuple):
@@ -75,18 +77,19 @@ def overlapped(probe: Probe, gamma: int) -> Pace:
     A pre-verify round takes max(T(draft), T(1 row)), emits one token, and a post-verify round
     follows with the acceptance rate of level 1. A post-verify round of gamma rows takes
     max(T(draft), T(gamma rows)) and repeats while all of its gamma tokens are accepted. The times
-    were measured one model at a time: models that share a memory bus are slower side by side. The
-    jobs of a round start together, so the time outside of the forwards is that of one.
+    were measured one model at a time; on one GPU, which reads the weights of one model after the
+    other's, a round takes their sum (`colocated_gain` in docs/bench.md). The jobs of a round start
+    together, so the time outside of the forwards is that of one.
     """
+    both = sum if probe.shared else max
     first, *later = (_rate(probe, level) for level in range(gamma + 1))
     draft = draft_seconds(probe, [1] * gamma)
     reached = list(accumulate(later, mul, initial=1.0))  # each token of a post-verify round
     entered = max(first, _LEAST)
     pre, post = 1 / entered, 1 / max(1 - reached[gamma], _LEAST)  # rounds from one correction to the next
     tokens = pre + post * sum(reached[:gamma])
-    seconds = pre * max(draft, seconds_at(probe.verify, 1)) + post * max(
-        draft, seconds_at(probe.verify, gamma)
-    )
+    verify, last = (seconds_at(probe.verify, rows) for rows in (1, gamma))
+    seconds = pre * both((draft, verify)) + post * both((draft, last))
     return Pace(tokens / (pre + post), seconds / (pre + post) + probe.outside / 2)
 
 

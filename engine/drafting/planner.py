@@ -49,6 +49,8 @@ class Plan:
     """Earlier runs that scaled the speed-up."""
     others: float = 0.0
     """Cores that other programs used while the models were measured."""
+    shared: bool = False
+    """Whether both models are on one GPU: drafting beside a verification then saves no time."""
 
     def facts(self) -> dict[str, Any]:
         """Return the plan for a run's header, without the paths."""
@@ -60,7 +62,8 @@ class Plan:
         }
         learned = {"low": round(self.low, 3), "high": round(self.high, 3), "runs": self.runs}
         disturbed = {"others": round(self.others, 2)} if self.others >= TOO_BUSY else {}
-        return facts | (learned if self.runs else {}) | disturbed
+        shared = {"shared": True} if self.shared else {}
+        return facts | (learned if self.runs else {}) | disturbed | shared
 
 
 Best: TypeAlias = Callable[[Probe], Plan]
@@ -105,7 +108,11 @@ def best_parallel(probe: Probe) -> Plan:
         probe: Of chains that are drafted first and verified then.
     """
     paces = ((gamma, overlapped(probe, gamma)) for gamma in range(1, LONGEST + 1))
-    plans = (_at(probe, Plan(gamma, gamma, pace.tokens, 0.0), pace.seconds) for gamma, pace in paces)
+    plan = Plan(0, 0, 0.0, 0.0, shared=probe.shared)
+    plans = (
+        _at(probe, replace(plan, levels=gamma, nodes=gamma, tokens=pace.tokens), pace.seconds)
+        for gamma, pace in paces
+    )
     return max(plans, key=lambda plan: plan.speedup)
 
 

@@ -15,6 +15,7 @@ from specscope.engine.heads.config import HeadConfig
 from specscope.engine.heads.drafting import Head
 from specscope.engine.heads.files import check_head, read_head
 from specscope.engine.heads.kinds import KINDS
+from specscope.engine.model.compiled import compile_layers
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.language import LanguageModel
 from specscope.engine.model.memoized import MemoizedModel
@@ -119,4 +120,6 @@ def load_head(path: str, target: LanguageModel, origin: str = "") -> Head:
     head = KINDS[config.kind].load(config, tensors, target)
     if target.steps is not None and head.layer is not None and not head.layer.decoder.shape.block:
         head.layer.decoder.steps = StaticSteps(head.layer.decoder)
+        if target.compiler is not None:
+            compile_layers(head.layer.decoder, "compiled" if target.compiler.waits else "auto")
     return head

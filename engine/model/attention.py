@@ -7,9 +7,10 @@ of EMS-SD (section 3.1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +18,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from specscope.engine.model.cache import Buffers, Cache
+from specscope.engine.model.flex import Flex, fastest
 from specscope.engine.model.slots import PAD, PROVISIONAL
+
+if TYPE_CHECKING:
+    from specscope.engine.model.compiler import Compiler
 
 
 class CacheView(NamedTuple):
@@ -173,38 +178,97 @@ class PaddedAttention:
         length: N.
         indices: The cache row of each new row, (S R,).
         first: Index of the first slot's first row in the packed batch.
+        compiler: If given, `flex_attention` reads the cache where it is ready and faster.
     """
 
     def __init__(
-        self, cache: Cache, buffers: Buffers, slots: range, length: int, indices: Tensor, first: int = 0
+        self,
+        cache: Cache,
+        buffers: Buffers,
+        slots: range,
+        length: int,
+        indices: Tensor,
+        first: int = 0,
+        compiler: Compiler | None = None,
     ) -> None:
         shape, count, rows = cache.shape, len(indices), len(indices) // len(slots)
-        heads = (shape.kv_heads, shape.heads // shape.kv_heads)
-        split = (len(slots), rows, *heads, shape.head_dim)
+        groups = shape.heads // shape.kv_heads
+        self._split = (len(slots), rows, shape.kv_heads, groups, shape.head_dim)
         self._length, self._indices, self._cap = length, indices, shape.attention_cap
         self._slots = torch.arange(len(slots), device=indices.device).repeat_interleave(rows)
         kv = cache.tensor.narrow(1, slots.start, len(slots))
         self._kv = kv.unbind(0)
+        self.lines = cache.tensor.view(shape.layers, -1, shape.head_dim).unbind(0)
+        """Of each layer, a line for each slot, head of keys, then of values, and cache row."""
+        heads = torch.arange(2 * shape.kv_heads, device=indices.device)
+        self._firsts = (self._slots[:, None] + slots.start) * len(heads) + heads
         keys, values = kv.narrow(3, 0, length).chunk(2, 2)
         self._keys, self._values = keys.unbind(0), values.unbind(0)
         self._new_kv = buffers.kv.narrow(1, first, count).transpose(0, 1)
-        self._queries = buffers.queries.narrow(0, first, count).view(split).permute(0, 2, 3, 1, 4)
-        self._attended = buffers.attended.narrow(0, first, count).view(split).permute(0, 2, 3, 1, 4)
+        self._queries = buffers.queries.narrow(0, first, count)
+        self._attended = buffers.attended.narrow(0, first, count)
         self._masks: dict[int | None, Tensor] = {}
+        self._seen: dict[int | None, Tensor] = {}
+        self._flex: dict[int | None, Flex] = {}
+        if compiler is not None:
+            self._choose(dict.fromkeys(shape.windows), compiler)
+
+    def _choose(self, windows: Iterable[int | None], compiler: Compiler) -> None:
+        size = (*self._split[:2], self._length)
+        seen = {w: torch.ones(size, dtype=torch.bool, device=self._indices.device) for w in windows}
+        flex = {w: Flex(visible, self._split[3], self._cap) for w, visible in seen.items()}
+        key = ("attention", self._split, self._length, self._keys[0].stride())
+        if compiler.get(key, partial(self._fastest, *next(iter(flex.items())), size)) == "flex":
+            self._seen, self._flex = seen, flex
+
+    def _fastest(self, window: int | None, flex: Flex, size: tuple[int, ...]) -> str:
+        queries, masks = self._grouped(torch.zeros_like(self._queries)), self._masks
+        self._masks = {}
+        self.mask({window: torch.ones(size, dtype=torch.bool, device=queries.device)})
+        mask, self._masks = self._masks[window], masks
+        keys, values = self._keys[0], self._values[0]
+        ways = {
+            "default": lambda: attend(queries, keys, values, mask, self._cap),
+            "flex": lambda: flex(queries, keys, values),
+        }
+        return fastest(ways, queries.device)
+
+    def _grouped(self, queries: Tensor) -> Tensor:
+        """Return queries, (S R, heads, head_dim), as (S, kv_heads, G R, head_dim)."""
+        return queries.view(self._split).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
     def mask(self, visible: dict[int | None, Tensor]) -> None:
-        """Make the masks of a forward from whether a new row sees a cached row, (S or 1, R, N)."""
-        groups = self._queries.shape[2]
+        """Say whether a new row sees a cached row in this forward, (S or 1, R, N) by window."""
         for window, seen in visible.items():
+            if window in self._flex:
+                self._seen[window].copy_(seen)
+                continue
             mask = self._new_kv.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
-            grouped = mask[:, None, None].expand(-1, -1, groups, -1, -1)
+            grouped = mask[:, None, None].expand(-1, -1, self._split[3], -1, -1)
             self._masks[window] = grouped.flatten(2, 3)
+
+    def places(self) -> Tensor:
+        """Return the lines of the new rows' keys and values, (S R, 2 x kv_heads)."""
+        rows = self._kv[0].shape[2]
+        return self._firsts * rows + self._indices[:, None]
 
     def run(self, layer: int, window: int | None) -> None:
         self._kv[layer][self._slots, :, self._indices] = self._new_kv
-        keys, values = self._keys[layer], self._values[layer]
-        attended = attend(self._queries.flatten(2, 3), keys, values, self._masks[window], self._cap)
-        self._attended.copy_(attended.view(self._attended.shape))
+        self._attended.copy_(self.read(layer, window, self._queries))
+
+    def read(self, layer: int, window: int | None, queries: Tensor) -> Tensor:
+        """Return the weighted values, (S R, heads x head_dim).
+
+        Queries are (S R, heads, head_dim).
+        """
+        grouped, keys, values = self._grouped(queries), self._keys[layer], self._values[layer]
+        if window in self._flex:
+            attended = self._flex[window](grouped, keys, values)
+        else:
+            attended = attend(grouped, keys, values, self._masks[window], self._cap)
+        slots, rows, kv_heads, groups, size = self._split
+        by_row = attended.view(slots, kv_heads, groups, rows, size).permute(0, 3, 1, 2, 4)
+        return by_row.reshape(slots * rows, kv_heads * groups * size)
 
     def cells(self, window: int | None) -> int:  # noqa: ARG002 - all keys are read, whatever the window
         return len(self._indices) * self._length

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from specscope.engine.errors import RunCancelled, UsageError
-from specscope.engine.model.attention import Attention, SlotAttention, attention_parts
+from specscope.engine.model.attention import Attention, PaddedAttention, SlotAttention, attention_parts
 from specscope.engine.model.cache import Buffers, Cache
 from specscope.engine.model.experts import Experts
 from specscope.engine.model.int8 import rotated
@@ -31,6 +31,8 @@ from specscope.engine.model.stage import StageIO
 from specscope.engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
 
 if TYPE_CHECKING:
+    from specscope.engine.model.compiled import CompiledLayers
+    from specscope.engine.model.compiler import Compiler
     from specscope.engine.model.fuzzy import Fuzzy
 
     MakeInputs = Callable[[Rows, Tensor], tuple[Tensor, Tensor | None]]
@@ -116,6 +118,9 @@ class Decoder:
         """Both rotations, or the only one, of each position, (R, P, 1, head_dim / 2) complex."""
         self.steps: Any = None
         """Runs forwards of few rows in fixed shapes, if set (`engine.model.static.StaticSteps`)."""
+        self.compiler: Compiler | None = None
+        self.compiled: CompiledLayers | None = None
+        """The layers of such forwards, compiled (`engine.model.compiled.compile_layers`)."""
 
     def _load_embedding(self, take: Callable[[str], Tensor]) -> Tensor:
         if self.is_first or (self.is_last and self.shape.tied):
@@ -268,6 +273,20 @@ class Decoder:
         assert rows.vectors is not None, "a head's rows carry states"
         places = torch.from_numpy(np.flatnonzero(rows.flags & PROVISIONAL == 0)).to(self.device)
         return Given(places, rows.vectors.index_select(0, places))
+
+    def run_static(
+        self,
+        x: Tensor,
+        attention_input: Tensor | None,
+        rotation: Tensor,
+        buffers: Buffers,
+        attention: PaddedAttention,
+        hidden: tuple[int, ...],
+    ) -> dict[int, Tensor]:
+        """Run the layers of a static forward, compiled if they are; see `run_layers`."""
+        if self.compiled is not None and self.compiled.has(len(x)):
+            return self.compiled.run(x, attention_input, rotation, attention, hidden)
+        return self.run_layers(x, attention_input, rotation, buffers, [attention], hidden)
 
     def run_layers(
         self,

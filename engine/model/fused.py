@@ -117,7 +117,7 @@ class FusedDrafts:
     def __init__(self, decoder: Decoder, keeps: tuple[int, ...] = (), tokens: Tensor | None = None) -> None:
         self.is_head = decoder.make_inputs is not None
         self._decoder, self._keeps, self._tokens = decoder, keeps, tokens
-        self._drafts = PerCache[DraftKind, FusedDraft]()
+        self._drafts = PerCache[DraftKind, FusedDraft](decoder)
         self._pool = graph_pool(decoder.device)
 
     def count(self, cache: Cache) -> int:
@@ -431,7 +431,12 @@ class _Forwards:
         buffers = cache.buffers(kind.slots * rows)
         indices = torch.zeros(kind.slots * rows, dtype=torch.int64, device=self.device)
         slots = range(kind.slot, kind.slot + kind.slots)
-        return buffers, indices, PaddedAttention(cache, buffers, slots, kind.length, indices)
+        compiler = self.decoder.compiler
+        return (
+            buffers,
+            indices,
+            PaddedAttention(cache, buffers, slots, kind.length, indices, compiler=compiler),
+        )
 
     def begin(self, lengths: Tensor) -> None:
         self._lengths = lengths
@@ -456,7 +461,7 @@ class _Forwards:
         positions = position.repeat_interleave(count)
         rotation = self._rotations.index_select(1, positions) * decoder.scales
         x, attention_input = self._inputs(tokens.flatten(), positions, _gathered(states, parents))
-        hidden = decoder.run_layers(x, attention_input, rotation, buffers, [attention], self._keeps)
+        hidden = decoder.run_static(x, attention_input, rotation, buffers, attention, self._keeps)
         split = (slots, count, -1)
         logits = decoder.logits(x)[:, : self._kind.columns].view(split)
         return logits, hidden[self._keeps[0]].view(split) if self._keeps else states

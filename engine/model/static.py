@@ -7,7 +7,7 @@ On a CPU the same operations run one by one.
 
 from __future__ import annotations
 
-import threading
+import math
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specscope.engine.model.attention import PaddedAttention
 from specscope.engine.model.cache import Cache
+from specscope.engine.model.compiler import BUSY
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.language import Output
 from specscope.engine.model.slots import Rows
@@ -26,30 +27,32 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of new rows per slot, K; forwards of more rows are not static."""
 
 SHORTEST = 64
-"""Least number of cached rows that a step reads, N; others are twice as long as the one before."""
+"""Least number of cached rows that a step reads, N (`read_length`)."""
 
 MOST_STEPS = 256
 """Steps kept for a cache; the one made first gives way."""
-
-CAPTURE = threading.Lock()
-"""One graph of this process is captured at a time."""
 
 Key = TypeVar("Key")
 Step = TypeVar("Step")
 
 
 class PerCache(Generic[Key, Step]):
-    """Steps made for a cache; they read its tensor, so a new tensor needs new steps."""
+    """Steps of a decoder made for a cache, whose tensor they read.
 
-    def __init__(self) -> None:
-        self._steps: WeakKeyDictionary[Cache, tuple[Tensor, dict[Key, Step]]] = WeakKeyDictionary()
+    A new tensor needs new steps, and so do newly compiled layers.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._steps: WeakKeyDictionary[Cache, tuple[Tensor, int, dict[Key, Step]]] = WeakKeyDictionary()
 
     def of(self, cache: Cache) -> dict[Key, Step]:
         """Return a cache's steps, with room for one more."""
-        tensor, steps = self._steps.get(cache, (None, {}))
-        if tensor is not cache.tensor:
+        version = self._decoder.compiler.version if self._decoder.compiler else 0
+        tensor, made, steps = self._steps.get(cache, (None, 0, {}))
+        if tensor is not cache.tensor or made != version:
             steps = dict[Key, Step]()
-            self._steps[cache] = cache.tensor, steps
+            self._steps[cache] = cache.tensor, version, steps
         if len(steps) == MOST_STEPS:
             del steps[next(iter(steps))]
         return steps
@@ -77,7 +80,7 @@ class StaticSteps:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._steps = PerCache[StepSize, StaticStep]()
+        self._steps = PerCache[StepSize, StaticStep](decoder)
         self._pool = graph_pool(decoder.device)
 
     def count(self, cache: Cache) -> int:
@@ -86,6 +89,8 @@ class StaticSteps:
     def run(
         self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray, hidden: tuple[int, ...]
     ) -> Output | None:
+        if self._decoder.compiler is not None:
+            self._decoder.compiler.used()
         segments = rows.segments()
         most = max((end - first for _, first, end in segments), default=0)
         if not 0 < most <= ROWS[-1]:
@@ -114,27 +119,27 @@ class StaticStep:
         self._decoder = decoder
         count = size.slots * size.rows
         device = cache.tensor.device
-        pinned = device.type == "cuda"
         self._windows = tuple(dict.fromkeys(layer.window for layer in decoder.layers))
         shape = (len(self._windows), size.slots, size.rows, size.length)
-        self._hosted = torch.zeros((5, count), dtype=torch.int64, pin_memory=pinned)
-        self._hosted_visible = torch.zeros(shape, dtype=torch.bool, pin_memory=pinned)
-        self._numbers = self._hosted.to(device)
-        """Token id, position, and cache row of each new row; the given rows' places among them, and
-        the wanted ones', (5, S K)."""
-        self._visible = self._hosted_visible.to(device)
-        """Whether a new row sees a cached row, per window, (W, S, K, N)."""
+        self._hosted = torch.zeros(
+            40 * count + math.prod(shape), dtype=torch.uint8, pin_memory=device.type == "cuda"
+        )
+        self._given = self._hosted.to(device)
+        self._hosted_numbers, self._hosted_visible = (t.numpy() for t in _split(self._hosted, count, shape))
+        self._numbers, self._visible = _split(self._given, count, shape)
         self._inputs: tuple[Tensor, Tensor | None] | None = None
         """Inputs of a drafting head's layer, made outside the step."""
         self._spare = cache.tensor.shape[3] - 1
         self._buffers = cache.buffers(count)
         self._rotations = decoder.rotations
         slots = range(size.slot, size.slot + size.slots)
-        self._attention = PaddedAttention(cache, self._buffers, slots, size.length, self._numbers[2])
+        self._attention = PaddedAttention(
+            cache, self._buffers, slots, size.length, self._numbers[2], compiler=decoder.compiler
+        )
         self._logits: Tensor | None = None
         self._states: dict[int, Tensor] = {}
         self._launch: Callable[[], None] | None = None
-        self._copied: torch.cuda.Event | None = None
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
     def run(self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray) -> Output:
         self._fill(cache, rows, indices, want)
@@ -154,7 +159,7 @@ class StaticStep:
     def _fill(self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray) -> None:
         if self._copied is not None:  # the inputs of the step's last forward
             self._copied.synchronize()
-        size, numbers, visible = self.size, self._hosted.numpy(), self._hosted_visible.numpy()
+        size, numbers, visible = self.size, self._hosted_numbers, self._hosted_visible
         numbers[...] = 0
         numbers[2] = self._spare
         visible[...] = False
@@ -168,10 +173,8 @@ class StaticStep:
         numbers[1, places] = cache.positions[rows.slots, indices]
         numbers[2, places] = indices
         numbers[3, : len(places)], numbers[4, : len(want)] = places, places[want]
-        self._numbers.copy_(self._hosted, non_blocking=True)
-        self._visible.copy_(self._hosted_visible, non_blocking=True)
-        if self._numbers.is_cuda:
-            self._copied = torch.cuda.Event()
+        self._given.copy_(self._hosted, non_blocking=True)
+        if self._copied is not None:
             self._copied.record()
         if self._decoder.make_inputs is not None:
             self._fill_inputs(rows, self._numbers[3, : len(rows)])
@@ -206,17 +209,30 @@ class StaticStep:
             x, attention = self._inputs[0].clone(), self._inputs[1]
         rotation = self._rotations.index_select(1, positions) * decoder.scales
         self._attention.mask(dict(zip(self._windows, self._visible, strict=True)))
-        parts = [self._attention]
-        self._states = decoder.run_layers(x, attention, rotation, self._buffers, parts, self.size.hidden)
+        self._states = decoder.run_static(
+            x, attention, rotation, self._buffers, self._attention, self.size.hidden
+        )
         if self.size.logits:
             self._logits = decoder.logits(x)
 
 
+def _split(inputs: Tensor, count: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return the inputs of a step, which are copied to its device as one, from their bytes.
+
+    Token id, position, and cache row of each new row; the given rows' places among them, and the
+    wanted ones', (5, S K) int64; and whether a new row sees a cached row, per window, (W, S, K, N).
+    """
+    numbers, visible = inputs.split((40 * count, math.prod(shape)))
+    return numbers.view(torch.int64).view(5, count), visible.view(torch.bool).view(shape)
+
+
 def read_length(needed: int, most: int) -> int:
+    """Return the rows that a step reads: the next power of two, or three quarters of it."""
     length = SHORTEST
     while length < needed:
         length *= 2
-    return min(length, most)
+    shorter = 3 * length // 4
+    return min(shorter if needed <= shorter and length > SHORTEST else length, most)
 
 
 class GraphPool:
@@ -253,5 +269,5 @@ def captured(compute: Callable[[], None], pool: GraphPool | None) -> Callable[[]
 def _capture(graph: torch.cuda.CUDAGraph, compute: Callable[[], object], pool: Any) -> None:
     # Other workers of this process may use CUDA meanwhile, but `torch.cuda.graph` first waits for
     # the device, which is an error while another thread captures.
-    with CAPTURE, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with BUSY, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         compute()

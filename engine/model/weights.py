@@ -93,6 +93,7 @@ class Linear:
         bits: int = 0,
         rotated: bool = False,
     ) -> None:
+        self.inputs = weight.shape[1]
         self._product = _product(weight, bits, rotated)
         if self._product is not None and bits and keep:
             self._product = refined_product(self._product, weight)

@@ -80,6 +80,7 @@ _FORMS: dict[str, Any] = {
             "high": Amount,
             "runs": Id,
             "others": Amount,
+            "shared": bool,
         },
         "profile_pair": str,
         SERVER: {"kind": str, "version": str, "address": str, "unknown": _Texts, "notes": _Texts},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.trace.events import Decision, Piece, Row
 from specscope.engine.trace.given import MOST, choice, is_text, whole
+from specscope.engine.trace.ranges import MOST_TOKENS
 from specscope.engine.trace.rounds import (
     MODES,
     Judging,
@@ -124,8 +125,10 @@ class Outputs:
             raise UsageError(
                 f"discarded tokens begin {-far} before the output's end; give ahead= of 0 or more"
             )
-        at = Place(self.step, sequence, self._outputs[sequence].length + far, time, -1)
+        length = self._outputs[sequence].length
+        at = Place(self.step, sequence, length + far, time, -1)
         ids = ids_of(f"drafted tokens discarded after {at}", drafted)
+        whole("ahead", far, 0, MOST_TOKENS - length - len(ids))
         spans = self._spans(at, range(len(ids)), draft, None, "")
         extras = extras_of(str(at), len(ids), None, q, None, None)
         rows: list[Row] = [*self._pieces(ids, {})]

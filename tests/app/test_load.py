@@ -265,7 +265,7 @@ def test_each_policy_is_a_line_and_what_it_cannot_serve_is_named(page, service):
 
 
 def test_stop_keeps_the_finished_runs(page):
-    states = served(page, requests=4, tokens=8, sizes="1,2,4")
+    states = served(page, requests=8, tokens=16, sizes="1,2,4")
     for state in states:
         if 'data-done="3"' in state.message:
             page.stops.end("another")

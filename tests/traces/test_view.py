@@ -233,6 +233,10 @@ PLANNED = {
         "planned: 1 node in 1 level, predicted 1.9 tokens per forward, 0.91×: plain decoding is faster",
     ),
     "under load": ({**PLAN, "others": 1.26}, f"{THREE}; measured while other programs used 1.3 cores"),
+    "on one GPU": (
+        {**PLAN, "shared": True},
+        f"{THREE}; both models are on one GPU, where drafting beside a verification saves no time",
+    ),
     "a chain": (
         {**PLAN, "nodes": 16, "levels": 16, "tokens_per_forward": 9.0},
         "planned: 16 tokens in a row, predicted 9.0 tokens per forward, 1.60×",

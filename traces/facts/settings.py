@@ -74,6 +74,7 @@ class _Planned(NamedTuple):
     high: float
     runs: int
     others: float
+    shared: bool
 
 
 def planned_text(header: Header) -> str:
@@ -87,7 +88,14 @@ def planned_text(header: Header) -> str:
     speed = f"{plan.speedup:.2f}×" + (f" ({seen})" if plan.runs else "")
     slower = "" if plan.speedup >= 1 else ": plain decoding is faster"
     disturbed = f"; measured while other programs used {plan.others:.1f} cores" if plan.others else ""
-    return f"planned: {size}, predicted {plan.tokens:.1f} tokens per forward, {speed}{slower}{disturbed}"
+    shared = (
+        "; both models are on one GPU, where drafting beside a verification saves no time"
+        if plan.shared
+        else ""
+    )
+    return (
+        f"planned: {size}, predicted {plan.tokens:.1f} tokens per forward, {speed}{slower}{shared}{disturbed}"
+    )
 
 
 def _by_speed(header: Header) -> str:
@@ -119,7 +127,8 @@ def _planned(header: Header) -> _Planned | None:
     try:
         size, tokens = (int(plan["nodes"]), int(plan["levels"])), float(plan["tokens_per_forward"])
         learned = float(plan.get("low", 0)), float(plan.get("high", 0)), int(plan.get("runs", 0))
-        return _Planned(*size, tokens, float(plan["speedup"]), *learned, float(plan.get("others", 0)))
+        more = float(plan.get("others", 0)), plan.get("shared") is True
+        return _Planned(*size, tokens, float(plan["speedup"]), *learned, *more)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return None
 

@@ -6,6 +6,7 @@ from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster.assignment import labelled_devices
 from specscope.engine.cluster.local_devices import local_devices
 from specscope.engine.cluster.options import Options
+from specscope.engine.cluster.placement import on_one_gpu
 from specscope.engine.cluster.profile_devices import profile_devices
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
@@ -142,3 +143,15 @@ def test_devices_are_listed_with_the_drafter_first_and_then_as_people_count():
     listed = labelled_devices(cores(12).assign(Layout(Separate(11))), ["drafter"])
     targets = [(f"cpu:{i}", "target") for i in range(1, 12)]
     assert [(device.name, device.role) for device in listed] == [("cpu:0", "drafter"), *targets]
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "expected"),
+    [
+        (("cuda:0", "cuda:0/2"), "cuda", True),
+        (("cuda:0", "cuda:1"), "cuda", False),
+        (("cpu:0", "cpu:0/2"), "cpu", False),
+    ],
+)
+def test_places_on_one_gpu(names, kind, expected):
+    assert on_one_gpu([Device(name, "", name, kind) for name in names]) is expected

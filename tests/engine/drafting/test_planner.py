@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
@@ -183,6 +184,17 @@ def test_pearls_planned_draft_is_the_closed_forms_best_gamma(rate, c):
     for extreme, speedup in ((0.0, 1), (1.0, 16)):
         facts = probe([[extreme]], verify=((1, 1.0), (64, 1.0)), first=((1, 0.25),), later=(), outside=0.0)
         assert best_parallel(facts).speedup == pytest.approx(speedup, rel=0.01)
+
+
+@pytest.mark.parametrize("c", [2, 8, 20])
+def test_on_one_gpu_a_plan_for_pearl_counts_both_times_and_promises_no_more_than_turns(c):
+    draft = {"first": ((1, 1 / c),), "later": ((1, 1 / c),), "outside": 0.0}
+    facts = probe([[0.8]] * 16, verify=((1, 1.0), (64, 1.0)), **draft)
+    apart, shared = best_parallel(facts), best_parallel(replace(facts, shared=True))
+    assert shared.shared
+    assert not apart.shared
+    assert shared.levels <= apart.levels
+    assert shared.speedup <= min(best_tree(facts).speedup, apart.speedup)
 
 
 def test_pearls_planned_draft_is_shorter_where_rows_cost_more_than_they_bring():

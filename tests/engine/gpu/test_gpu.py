@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,6 +21,7 @@ from specscope.app.bench.cuda import CPU, GPU
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import OutOfMemory, WorkerDied
+from specscope.engine.model.compiled import compile_layers
 from specscope.engine.model.int4 import GROUP, int4_product, quantised
 from specscope.engine.model.slots import Rows
 from specscope.engine.types import Limits, Sampling
@@ -45,6 +47,7 @@ GREEDY = Sampling()
 MODES = {
     "threads": {"runtime": "local-thread", "forward": "eager"},
     "threads, static": {"runtime": "local-thread", "forward": "static"},
+    "threads, compiled": {"runtime": "local-thread", "forward": "compiled"},
     "processes": {"runtime": "local-process", "forward": "eager"},
     "processes, static": {"runtime": "local-process", "forward": "static"},
 }
@@ -99,12 +102,12 @@ def test_every_method_writes_the_text_of_plain_decoding(mode, plain, opened):
 
 
 @pytest.mark.parametrize("name", ["speculative", "pearl", "tree", "medusa", "lookahead"])
-def test_static_forwards_decide_as_eager_ones_do(name, opened):
+def test_static_and_compiled_forwards_decide_as_eager_ones_do(name, opened):
     runs = [
         opened(mode).run(name, PROMPT, config=CONFIGS[name], sampling=WARM, limits=LIMITS)
-        for mode in ("threads", "threads, static")
+        for mode in ("threads", "threads, static", "threads, compiled")
     ]
-    assert facts(runs[1]) == facts(runs[0])
+    assert facts(runs[1]) == facts(runs[0]) == facts(runs[2])
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
@@ -142,6 +145,24 @@ def test_all_ways_of_attention_have_one_result(case):
 def test_a_graph_equals_the_eager_forward(family, tmp_path):
     save(reference(family), tmp_path)
     check_static_steps(load(tmp_path, device=DEVICE), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "opt"])
+def test_a_graph_of_compiled_layers_equals_the_eager_forward(family, tmp_path):
+    save(reference(family), tmp_path)
+    decoder = load(tmp_path, device=DEVICE)
+    compile_layers(decoder, "compiled")
+    check_static_steps(decoder, tolerance=1e-4)
+    assert not decoder.compiler.failed
+    assert decoder.compiler.get(("layers", 1), pytest.fail)
+
+
+def test_a_run_of_auto_begins_statically_and_the_next_one_after_a_pause_is_compiled(pair):
+    with specscope.open(pair, runtime="local-thread", device=DEVICE, dtype="float32") as cluster:
+        runs = [cluster.run("autoregressive", PROMPT, limits=LIMITS)]
+        time.sleep(20 if DEVICE == "cuda" else 2)
+        runs.append(cluster.run("autoregressive", PROMPT, limits=LIMITS))
+    assert runs[0].token_ids() == runs[1].token_ids()
 
 
 def test_logits_on_the_gpu_equal_the_cpu_s(pair):
@@ -214,7 +235,7 @@ def test_a_killed_worker_ends_its_run_and_the_next_run_works(pair):
     with specscope.open(pair, device=DEVICE) as cluster:
         trace = cluster.run("speculative", PROMPT, limits=Limits(4))
         assert trace.status == "done"
-        assert trace.header.environment["forward"] == ("eager" if DEVICE == "cpu" else "static")
+        assert trace.header.environment["forward"] == ("eager" if DEVICE == "cpu" else "auto")
 
 
 @contextmanager

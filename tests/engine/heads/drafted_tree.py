@@ -40,7 +40,7 @@ def new_host(
 ) -> Host:
     """Return a worker with a target and a head, after the target's prefill of the prefixes."""
     host = Host("worker")
-    host.handle(Load("target", partial(load, str(target), static=static)))
+    host.handle(Load("target", partial(load, str(target), forward="static" if static else "eager")))
     host.handle(Load("head", partial(load_head, str(head)), beside="target"))
     features = check_head(head, target).features or (-1,)
     host.handle(Begin(sampling, len(prefixes), capacity, tiny.VOCAB, Packing(), 1, features=features))

@@ -94,7 +94,7 @@ def test_a_rank_reads_and_stores_its_part_only(paths, monkeypatch):
 @pytest.mark.parametrize("static", [False, True])
 def test_a_layer_takes_two_sums_and_the_head_one_gather_and_a_forward_reports_their_time(static, paths):
     def act(ranks):
-        model = load(paths["llama"], ranks=ranks, static=static)
+        model = load(paths["llama"], ranks=ranks, forward="static" if static else "eager")
         cache = model.new_cache(1, 8)
         model.forward(cache, Rows.chain(0, [1], 0), np.arange(1))
         calls = [*ranks.calls]

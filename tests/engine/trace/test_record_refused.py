@@ -340,6 +340,7 @@ def check_file(path):
 @settings(max_examples=80)
 @example([("discard", {"drafted": [1], "draft": np.array(3)})], None)
 @example([("discard", {"drafted": [1], "draft": True})], None)
+@example([("discard", {"drafted": [1], "ahead": 2**31})], None)
 @example([("round", {**ROUND, "verify": True})], None)
 @given(
     st.lists(calls(), max_size=6),

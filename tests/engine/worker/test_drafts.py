@@ -34,7 +34,9 @@ class Drafter:
         path = Pair.find("bundled").drafter_path
         self.sampled = not sampling.greedy
         self.host, self.q = Host("drafter"), np.zeros((99, VOCAB), dtype=np.float32)
-        self.host.handle(Load("drafter", partial(load, path, name="drafter", static=static)))
+        self.host.handle(
+            Load("drafter", partial(load, path, name="drafter", forward="static" if static else "eager"))
+        )
         self.host.q_buffers = {"drafter": self.q}
         self.host.handle(Begin(sampling, 3, room, VOCAB, Packing(**packing), 1))
         self.host.handle(Prefill("drafter", PREFIXES))
