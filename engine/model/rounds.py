@@ -12,7 +12,7 @@ the same operations run one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,7 +97,10 @@ class ChainForward:
         self._buffers = cache.buffers(rows)
         self._indices = torch.zeros(rows, dtype=torch.int64, device=device)
         slots = range(slot, slot + 1)
-        self._attention = PaddedAttention(cache, self._buffers, slots, length, self._indices)
+        compiler = self._decoder.compiler
+        self._attention = PaddedAttention(
+            cache, self._buffers, slots, length, self._indices, compiler=compiler
+        )
         self._own, self._columns = torch.arange(rows, device=device), torch.arange(length, device=device)
         self._windows = tuple(dict.fromkeys(layer.window for layer in self._decoder.layers))
         self._spare, self._rotations = cache.tensor.shape[3] - 1, self._decoder.rotations
@@ -115,7 +118,7 @@ class ChainForward:
         self._attention.mask({window: rows[None] for window, rows in seen.items()})
         rotation = self._rotations.index_select(1, positions) * decoder.scales
         x = decoder.embed(tokens, positions)
-        decoder.run_layers(x, None, rotation, self._buffers, [self._attention], ())
+        decoder.run_static(x, None, rotation, self._buffers, self._attention, ())
         return decoder.logits(x)
 
 
@@ -188,7 +191,7 @@ class DeviceRound:
         self._launch: Callable[[], None] | None = None
 
     def launch(self) -> None:
-        """RoundStart the round, and the copy of its facts to the host."""
+        """Start the round, and the copy of its facts to the host."""
         if self._launch is None:
             start = self._state.clone()  # a graph's first, uncaptured run moves on from it
             self._launch = captured(self._compute, self._pool) if self._pool else self._compute
@@ -239,7 +242,7 @@ class DeviceRounds:
 
     def __init__(self, target: Decoder, drafter: Decoder | None) -> None:
         self._target, self._drafter = target, drafter
-        self._rounds = PerCache[tuple[RoundKind, int, int], DeviceRound]()
+        self._rounds = PerCache[tuple[Any, ...], DeviceRound](target)
         self._pool = graph_pool(target.device)
         self._state = torch.zeros(4, dtype=torch.int64, device=target.device)
         self._us = torch.zeros((len(PURPOSES), 0), dtype=torch.float64, device=target.device)
@@ -247,9 +250,6 @@ class DeviceRounds:
         self._known = range(0)
         """Positions whose random numbers are on the device."""
         self._turn = 0
-
-    def count(self, cache: Cache) -> int:
-        return len(self._rounds.of(cache))
 
     @torch.inference_mode()
     def launch(
@@ -278,19 +278,24 @@ class DeviceRounds:
             begin = start.length if start else bound
             self._draws, self._known = draws, range(begin, begin)
         self._supply(draws, bound + kind.gamma + 1, target.capacity + 1)
+        models = CachedModel(self._target, target), self._drafter and CachedModel(self._drafter, drafting[0])
         self._turn = 1 - self._turn
-        rounds, place = self._rounds.of(target), drafting[0].tensor.data_ptr() if drafting else 0
-        if (key := (kind, place, self._turn)) not in rounds:
-            pairs = (
-                CachedModel(self._target, target),
-                self._drafter and CachedModel(self._drafter, drafting[0]),
-            )
-            rounds[key] = DeviceRound(*pairs, kind, self._state, self._us, clock, self._pool)
+        rounds, key = self._rounds.of(target), (kind, self._turn, *self._used(models))
+        if key not in rounds:
+            rounds[key] = DeviceRound(*models, kind, self._state, self._us, clock, self._pool)
         if start is not None:
-            numbers = [start.length, *start.last, start.missing]
-            self._state.copy_(upload(numbers, self._state.device))
+            given = [start.length, *start.last, start.missing]
+            self._state.copy_(upload(given, self._state.device))
         rounds[key].launch()
         return rounds[key]
+
+    def _used(self, models: Sequence[CachedModel | None]) -> Iterator[int]:
+        """Note that models are used; yield what their graphs depend on: compiled layers, caches."""
+        for model in filter(None, models):
+            if (compiler := model.decoder.compiler) is not None:
+                compiler.used()
+                yield compiler.version
+            yield model.cache.tensor.data_ptr()
 
     def _supply(self, draws: Draws, end: int, most: int) -> None:
         """Copy the random numbers of positions before `end` to the device; there are `most`."""
