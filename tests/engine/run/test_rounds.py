@@ -9,9 +9,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from torch.nn.attention.flex_attention import flex_attention
 
 import specscope
 from specscope.engine.methods import METHODS
+from specscope.engine.model import attention, compiled, flex
 from specscope.engine.trace.events import Commit
 from specscope.engine.types import Limits, Sampling
 from specscope.engine.worker import rounds
@@ -33,12 +35,12 @@ WAYS = {
 
 
 @contextmanager
-def one_device(folder, runtime="local-thread", family="llama"):
+def one_device(folder, runtime="local-thread", family="llama", forward="static"):
     """A cluster of tiny models on one device, where they take turns."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.sched_getaffinity", lambda _: {0})
         pair, _ = make_pair(folder, family, "other")
-        with specscope.open(pair, device="cpu", runtime=runtime, forward="static") as opened:
+        with specscope.open(pair, device="cpu", runtime=runtime, forward=forward) as opened:
             yield opened
 
 
@@ -200,6 +202,19 @@ def test_rounds_of_every_family(family, tmp_path, ahead, counted):
             on_the_host(cluster, "speculative", PROMPTS[2], **how),
         )
     assert counted[0] > 5
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_rounds_of_compiled_layers(tmp_path, ahead, counted, monkeypatch):
+    """Their functions run as they are."""
+    monkeypatch.setattr(compiled, "fused", lambda function, mode: function)
+    monkeypatch.setattr(flex, "compiled_flex", lambda: flex_attention)
+    monkeypatch.setattr(attention, "fastest", lambda ways, device: "flex")
+    with one_device(tmp_path, forward="compiled") as cluster:
+        for method, config in (("speculative", {"gamma": 3}), ("autoregressive", {})):
+            how = {"config": config, "sampling": SAMPLINGS[1], "limits": Limits(30)}
+            check(cluster.run(method, PROMPTS[2], **how), on_the_host(cluster, method, PROMPTS[2], **how))
+    assert counted[0] > 20
 
 
 def test_clusters_in_two_threads(cluster, ahead, tmp_path):
