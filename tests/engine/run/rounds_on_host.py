@@ -13,6 +13,7 @@ import pytest
 import specscope
 from specscope.engine.trace.trace import Trace
 from specscope.engine.worker.rounds import Rounds
+from specscope.traces.facts.checks import check_rows
 
 
 @contextmanager
@@ -67,6 +68,7 @@ def rows(trace):
 def check(trace: Trace, expected: Trace, tolerance: float = 1e-5) -> None:
     """Check that two traces are equal but for times, cells and rounding, and for cancelled work."""
     assert trace.status == "done"
+    check_rows(trace)
     assert [trace.text, trace.token_ids()] == [expected.text, expected.token_ids()]
     for found, wanted in zip(rows(trace), rows(expected), strict=True):
         assert found == wanted

@@ -67,12 +67,12 @@ def counted():
 @pytest.mark.parametrize("method", WAYS)
 def test_rounds_of_the_device_write_the_host_s_rows(method, begins, sampling, cluster, counted, monkeypatch):
     monkeypatch.setattr(rounds, "AHEAD", {"cpu"} if begins == "ahead" else set())
-    for config in WAYS[method]:
-        for prompt in PROMPTS:
-            how = {"config": config, "sampling": sampling, "limits": Limits(30)}
-            check(cluster.run(method, prompt, **how), on_the_host(cluster, method, prompt, **how))
+    for number, config in enumerate(WAYS[method]):
+        prompt = PROMPTS[(number + SAMPLINGS.index(sampling)) % len(PROMPTS)]
+        how = {"config": config, "sampling": sampling, "limits": Limits(30)}
+        check(cluster.run(method, prompt, **how), on_the_host(cluster, method, prompt, **how))
     if method == "speculative" or begins == "ahead":
-        assert counted[0] > 8
+        assert counted[0] > 2
     assert (counted[1] > counted[0]) <= (begins == "ahead")
 
 
