@@ -138,7 +138,8 @@ def orchestration(device: str, round_s: float) -> dict[str, Measurement]:
     a GPU the toy's figure has the host's waits for the device per round, drafting and judging.
     """
     shares, hosts, waits = list[float](), list[float](), list[float]()
-    with specscope.open("bundled", runtime="local-thread", device=device, forward="static") as cluster:
+    forward = "compiled" if device == "cuda" else "static"
+    with specscope.open("bundled", runtime="local-thread", device=device, forward=forward) as cluster:
         for _ in range(4):
             with _counted_waits(device) as counted:
                 trace = cluster.run("speculative", PROMPT, config={"gamma": DRAFTS}, limits=Limits(64))
@@ -189,7 +190,7 @@ class Cached:
         self.decoder = decoder
         self.cache = decoder.new_cache(1, CACHED + 64)
         self._steps = {kind: StaticSteps(decoder) for kind in ("static", "compiled")}
-        compile_layers(decoder, "compiled")
+        compile_layers(decoder, waits=True)
         self._compiled, decoder.compiled = decoder.compiled, None
         ids = np.ones(CACHED, dtype=np.int64)
         decoder.forward(self.cache, Rows.chain(0, ids, 0), np.empty(0, dtype=np.int64))

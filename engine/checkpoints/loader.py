@@ -44,8 +44,8 @@ def load(
     decoder = _load(resolve(model), device, dtype, name, stage, ranks)
     if forward != "eager":
         decoder.steps = StaticSteps(decoder)
-    if forward in ("auto", "compiled", "tuned") and ranks is None:
-        compile_layers(decoder, forward)
+    if forward in ("auto", "compiled") and ranks is None:
+        compile_layers(decoder, waits=forward == "compiled")
     return decoder
 
 

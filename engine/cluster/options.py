@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
 
 RUNTIMES = ("local-process", "local-thread", "ray", "virtual")
-FORWARDS = ("auto", "eager", "static", "compiled", "tuned")
+FORWARDS = ("auto", "eager", "static", "compiled")
 DTYPES = ("auto", "float32", "bfloat16")
 
 
@@ -67,8 +67,7 @@ class Options:
         "auto",
         "NAME",
         "eager; static for fixed shapes, on CUDA as graphs; compiled for such graphs of compiled layers, which the "
-        "first forward of a size waits for; tuned: such layers, with the fastest of several kernels; or auto: on a GPU "
-        "static until layers are compiled in a pause (auto)",
+        "first forward of a size waits for; or auto: on a GPU static until layers are compiled in a pause (auto)",
     )
     device: str = option("auto", "NAME", "auto, cpu or cuda (auto)")
     dtype: str = option("auto", "NAME", "of the weights: float32 (CPUs), bfloat16 (GPUs) or auto (auto)")

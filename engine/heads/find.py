@@ -121,5 +121,5 @@ def load_head(path: str, target: LanguageModel, origin: str = "") -> Head:
     if target.steps is not None and head.layer is not None and not head.layer.decoder.shape.block:
         head.layer.decoder.steps = StaticSteps(head.layer.decoder)
         if target.compiler is not None:
-            compile_layers(head.layer.decoder, "compiled" if target.compiler.waits else "auto")
+            compile_layers(head.layer.decoder, waits=target.compiler.waits)
     return head

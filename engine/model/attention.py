@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from specscope.engine.model.cache import Buffers, Cache
-from specscope.engine.model.flex import Flex, fastest
+from specscope.engine.model.flex import FROM_LENGTH, Flex, fastest
 from specscope.engine.model.slots import PAD, PROVISIONAL
 
 if TYPE_CHECKING:
@@ -210,23 +210,21 @@ class PaddedAttention:
         self._masks: dict[int | None, Tensor] = {}
         self._seen: dict[int | None, Tensor] = {}
         self._flex: dict[int | None, Flex] = {}
-        if compiler is not None:
+        if compiler is not None and rows > 1 and length >= FROM_LENGTH:
             self._choose(dict.fromkeys(shape.windows), compiler)
 
     def _choose(self, windows: Iterable[int | None], compiler: Compiler) -> None:
-        size = (*self._split[:2], self._length)
-        seen = {w: torch.ones(size, dtype=torch.bool, device=self._indices.device) for w in windows}
+        size, device = (*self._split[:2], self._length), self._indices.device
+        seen = {w: torch.ones(size, dtype=torch.bool, device=device) for w in windows}
         flex = {w: Flex(visible, self._split[3], self._cap) for w, visible in seen.items()}
         key = ("attention", self._split, self._length, self._keys[0].stride())
-        if compiler.get(key, partial(self._fastest, *next(iter(flex.items())), size)) == "flex":
+        window = next(iter(seen))
+        if compiler.get(key, partial(self._fastest, seen[window], flex[window])) == "flex":
             self._seen, self._flex = seen, flex
 
-    def _fastest(self, window: int | None, flex: Flex, size: tuple[int, ...]) -> str:
-        queries, masks = self._grouped(torch.zeros_like(self._queries)), self._masks
-        self._masks = {}
-        self.mask({window: torch.ones(size, dtype=torch.bool, device=queries.device)})
-        mask, self._masks = self._masks[window], masks
-        keys, values = self._keys[0], self._values[0]
+    def _fastest(self, seen: Tensor, flex: Flex) -> str:
+        queries = self._grouped(torch.zeros_like(self._queries))
+        keys, values, mask = self._keys[0], self._values[0], self._mask(seen)
         ways = {
             "default": lambda: attend(queries, keys, values, mask, self._cap),
             "flex": lambda: flex(queries, keys, values),
@@ -242,10 +240,12 @@ class PaddedAttention:
         for window, seen in visible.items():
             if window in self._flex:
                 self._seen[window].copy_(seen)
-                continue
-            mask = self._new_kv.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
-            grouped = mask[:, None, None].expand(-1, -1, self._split[3], -1, -1)
-            self._masks[window] = grouped.flatten(2, 3)
+            else:
+                self._masks[window] = self._mask(seen)
+
+    def _mask(self, seen: Tensor) -> Tensor:
+        mask = self._new_kv.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+        return mask[:, None, None].expand(-1, -1, self._split[3], -1, -1).flatten(2, 3)
 
     def places(self) -> Tensor:
         """Return the lines of the new rows' keys and values, (S R, 2 x kv_heads)."""

@@ -85,26 +85,24 @@ def _sum(shape: ModelShape, x: Tensor, output: Tensor, norm: Callable[[Tensor], 
 
 
 @cache
-def fused(function: Callable[..., Any], mode: str = "default") -> Callable[..., Any]:
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that torch compiles once for each shape of its arguments."""
     from torch._dynamo import config  # takes a second
 
     config.recompile_limit = config.accumulated_recompile_limit = MOST_SHAPES
-    return torch.compile(function, dynamic=False, mode=mode)
+    return torch.compile(function, dynamic=False)
 
 
-def compile_layers(decoder: Decoder, forward: str, wrap: Wrap | None = None) -> None:
+def compile_layers(decoder: Decoder, *, waits: bool, wrap: Wrap = fused) -> None:
     """Let a decoder's static forwards run compiled layers.
 
     Args:
         decoder: A decoder without experts, of one rank.
-        forward: `auto` compiles in pauses, `compiled` and `tuned` when a function is first needed;
-            `tuned` also tries several kernels for each product, which takes ten times as long.
-        wrap: Makes a compiled function; default: `fused`.
+        waits: Whether a function is compiled when it is first needed; otherwise in a pause.
+        wrap: Makes a compiled function.
     """
-    mode = "max-autotune-no-cudagraphs" if forward == "tuned" else "default"
-    decoder.compiler = Compiler(decoder.device, waits=forward != "auto")
-    decoder.compiled = CompiledLayers(decoder, decoder.compiler, wrap or partial(fused, mode=mode))
+    decoder.compiler = Compiler(decoder.device, waits=waits)
+    decoder.compiled = CompiledLayers(decoder, decoder.compiler, wrap)
 
 
 class CompiledLayers:

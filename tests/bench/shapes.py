@@ -5,7 +5,8 @@ that a share of the drafts is accepted; what a forward costs does not depend on 
 texts mean nothing. In bf16 logits lie on a coarse grid, so texts may part at near ties: `gap` is
 the difference of the two logits there.
 
-`python -m tests.bench.shapes [--quick] [--size 7B] [--runtime local-thread] [--json]`.
+`python -m tests.bench.shapes [--quick] [--size 7B] [--runtime local-thread]
+[--forward compiled] [--json]`.
 """
 
 from __future__ import annotations
@@ -135,15 +136,18 @@ def measure(args: argparse.Namespace, note: Note) -> tuple[dict[str, Measurement
         note(f"weights of {size.name}")
         agreement = write_pair(folder, size, device)
         models = {name: folder / name for name in ("target", "drafter")}
-        with specscope.open(**models, runtime=args.runtime, device=device.type) as cluster:
+        forward = args.forward if on_gpu else "eager"
+        options = {"runtime": args.runtime, "device": device.type, "forward": forward}
+        with specscope.open(**models, **options) as cluster:
             found = race(cluster, *((1, 64) if args.quick else (3, 192)), note)
     name = torch.cuda.get_device_name(0) if on_gpu else NOT_ON_A_GPU
     facts = {"device": name, "on_gpu": on_gpu, "size": size.name, "agreement": round(agreement, 3)}
-    return found, facts | {"runtime": args.runtime}
+    return found, facts | {"runtime": args.runtime, "forward": forward}
 
 
 if __name__ == "__main__":
     options = script.options(__doc__)
     options.add_argument("--size", metavar="NAME", default="", help="7B, 1B or 160M on a GPU (the largest)")
     options.add_argument("--runtime", metavar="NAME", default="local-thread", help="or local-process")
+    options.add_argument("--forward", metavar="NAME", default="compiled", help="on a GPU (compiled)")
     script.main(options, measure, {})

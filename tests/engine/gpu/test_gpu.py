@@ -21,7 +21,9 @@ from specscope.app.bench.cuda import CPU, GPU
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import OutOfMemory, WorkerDied
+from specscope.engine.model.attention import attend
 from specscope.engine.model.compiled import compile_layers
+from specscope.engine.model.flex import Flex
 from specscope.engine.model.int4 import GROUP, int4_product, quantised
 from specscope.engine.model.slots import Rows
 from specscope.engine.types import Limits, Sampling
@@ -141,6 +143,27 @@ def test_all_ways_of_attention_have_one_result(case):
     assert {way: figure.detail for way, figure in times.items() if not figure.valid} == {}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [(1, 5, 4, 2, 640, 64), (3, 8, 2, 4, 577, 128), (1, 16, 5, 1, 1024, 32)])
+def test_flex_attention_sees_what_a_mask_shows(size, dtype):
+    """Of (slots, rows, KV heads, groups, cached rows, head size); a row sees half of the cache."""
+    slots, rows, kv_heads, groups, length, width = size
+    torch.manual_seed(0)
+    queries = torch.randn((slots, kv_heads, groups * rows, width), dtype=dtype, device=DEVICE) / width**0.5
+    keys, values = torch.randn((2, slots, kv_heads, length + 9, width), dtype=dtype, device=DEVICE)[
+        ..., :length, :
+    ]
+    seen = torch.rand((slots, rows, length), device=DEVICE) < 0.5
+    seen[:, 0, 1:] = False
+    seen[:, 0, 0] = True
+    hidden = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf).repeat(1, groups, 1)
+    with torch.inference_mode():
+        found = Flex(seen, groups, 0.0)(queries, keys, values)
+        expected = attend(queries, keys, values, hidden[:, None], 0.0)
+    near = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found, expected, atol=near, rtol=near)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_graph_equals_the_eager_forward(family, tmp_path):
     save(reference(family), tmp_path)
@@ -151,7 +174,7 @@ def test_a_graph_equals_the_eager_forward(family, tmp_path):
 def test_a_graph_of_compiled_layers_equals_the_eager_forward(family, tmp_path):
     save(reference(family), tmp_path)
     decoder = load(tmp_path, device=DEVICE)
-    compile_layers(decoder, "compiled")
+    compile_layers(decoder, waits=True)
     check_static_steps(decoder, tolerance=1e-4)
     assert not decoder.compiler.failed
     assert decoder.compiler.get(("layers", 1), pytest.fail)

@@ -38,6 +38,7 @@ def flexible(monkeypatch):
     """Let attention choose `flex_attention`, which runs uncompiled."""
     monkeypatch.setattr(flex, "compiled_flex", lambda: flex_attention)
     monkeypatch.setattr(attention, "fastest", lambda ways, device: "flex")
+    monkeypatch.setattr(attention, "FROM_LENGTH", 1)
 
 
 def counted(decoder):
@@ -52,7 +53,7 @@ def test_the_functions_of_layers_and_flex_attention_equal_the_eager_forward(fami
     """With windows, caps, two rotations, norms of heads, biases, and trees of four slots."""
     save(reference(family), tmp_path)
     decoder = load(tmp_path)
-    compile_layers(decoder, "compiled", **AS_THEY_ARE)
+    compile_layers(decoder, waits=True, **AS_THEY_ARE)
     runs = counted(decoder)
     check_static_steps(decoder, tolerance=1e-5)
     assert sorted(set(runs)) == [1, 4, 8, 16, 64]
@@ -61,7 +62,7 @@ def test_the_functions_of_layers_and_flex_attention_equal_the_eager_forward(fami
 
 def test_chains_of_compiled_layers_equal_a_loop(llama):
     decoder = load(llama)
-    compile_layers(decoder, "compiled", **AS_THEY_ARE)
+    compile_layers(decoder, waits=True, **AS_THEY_ARE)
     runs = counted(decoder)
     check_chains(decoder, WAYS["warm"])
     assert set(runs) == {4}, "four slots with a row each; the first forward has no steps"
@@ -70,7 +71,7 @@ def test_chains_of_compiled_layers_equal_a_loop(llama):
 def test_a_number_of_rows_is_compiled_once_for_all_layers_and_caches(llama):
     """By dynamo, whose graphs run as they are: three functions for each number of rows."""
     decoder = load(llama)
-    compile_layers(decoder, "compiled", wrap=partial(torch.compile, dynamic=False, backend="eager"))
+    compile_layers(decoder, waits=True, wrap=partial(torch.compile, dynamic=False, backend="eager"))
     decoder.compiler.get = partial(_without_attention, decoder.compiler.get)
     counters.clear()
     check_static_steps(decoder, tolerance=1e-5)
@@ -88,7 +89,7 @@ def _without_attention(get, key, make):
 
 def test_torch_compiles_layers_for_this_processor(llama):
     decoder = load(llama)
-    compile_layers(decoder, "compiled")
+    compile_layers(decoder, waits=True)
     decoder.compiler.get = partial(_without_attention, decoder.compiler.get)
     expected = load(llama)
     caches = [model.new_cache(1, 20) for model in (decoder, expected)]
@@ -105,7 +106,7 @@ def test_torch_compiles_layers_for_this_processor(llama):
 def test_functions_are_compiled_in_a_pause_and_the_next_run_has_them(monkeypatch, llama):
     monkeypatch.setattr(compiler, "QUIET_S", 0.05)
     decoder = load(llama)
-    compile_layers(decoder, "auto", **AS_THEY_ARE)
+    compile_layers(decoder, waits=False, **AS_THEY_ARE)
     decoder.steps, runs = StaticSteps(decoder), counted(decoder)
     cache = decoder.new_cache(1, 40)
 
@@ -152,7 +153,7 @@ def test_a_failure_leaves_static_forwards_and_is_named(llama):
         return call
 
     decoder, plain = load(llama), load(llama)
-    compile_layers(decoder, "compiled", wrap=broken)
+    compile_layers(decoder, waits=True, wrap=broken)
     outputs = []
     for model in (decoder, plain):
         model.steps = StaticSteps(model)
@@ -168,3 +169,13 @@ def test_steps_read_at_most_half_as_many_rows_again():
         64, 64, 96, 96, 128, 192, 256, 4096,
     ]  # fmt: skip
     assert read_length(3073, 3500) == 3500
+
+
+def test_the_fastest_way_that_works_is_chosen():
+    def broken():
+        raise NotImplementedError
+
+    slow, quick = partial(time.sleep, 2e-3), partial(time.sleep, 0)
+    cpu = torch.device("cpu")
+    assert flex.fastest({"a": slow, "b": quick, "c": broken}, cpu) == "b"
+    assert flex.fastest({"c": broken, "a": slow}, cpu) == "a"
