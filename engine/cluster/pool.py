@@ -118,7 +118,7 @@ class Pool:
     @property
     def base(self) -> Layout:
         """The layout that `specscope.open` loads: the target, and the drafter if there is one."""
-        return Layout(Separate(drafters=min(1, self.drafters), turns=bool(self.profile)))
+        return Layout(Separate(drafters=min(1, self.drafters), turns=True))
 
     @property
     def ranks(self) -> int:
@@ -243,7 +243,7 @@ class Pool:
             shared = self._servers("target", devices[:verifying])
             return {"drafter": shared[:drafters], "target": shared}
         if not self.profile and targets == 1 and drafters <= 1 and self.ways + self.drafter > count:
-            return self._on_tracks(drafters, devices)
+            return self._on_tracks(drafters, devices, separate.turns)
         asked = f"{targets} target server(s) and {drafters} drafter(s) need {needed} devices"
         if self.profile:
             asked = (
@@ -257,18 +257,22 @@ class Pool:
             "target": self._servers("target", devices[first:][:verifying]),
         }
 
-    def _on_tracks(self, drafters: int, devices: Sequence[Device]) -> Assigned:
-        """Give the drafter the first devices, the target the last; shared ones have two tracks."""
+    def _on_tracks(self, drafters: int, devices: Sequence[Device], turns: bool) -> Assigned:
+        """Give the drafter the first devices, the target the last; shared ones have two tracks.
+
+        On the only device models that take turns have one worker.
+        """
         drafting, verifying = devices[: self.drafter], devices[len(devices) - self.ways :]
         shared = {*drafting} & {*verifying}
 
         def on_track(model: str, devices: Sequence[Device]) -> list[Device]:
             return [replace(d, name=f"{d.name}/{model}") if d in shared else d for d in devices]
 
-        return {
-            "drafter": self._servers("drafter", on_track("drafter", drafting))[:drafters],
-            "target": self._servers("target", on_track("target", verifying)),
-        }
+        target = self._servers("target", on_track("target", verifying))
+        if turns and len(drafting) == len(verifying) == len(shared) == 1:
+            return {"drafter": target[:drafters], "target": target}
+        drafter = self._servers("drafter", on_track("drafter", drafting))
+        return {"drafter": drafter[:drafters], "target": target}
 
     def _servers(self, model: str, devices: Sequence[Device]) -> list[Assignment]:
         """Return the assignments of a model's workers on neighbouring devices."""

@@ -26,6 +26,9 @@ class HostEvent:
     def record(self) -> None:
         self.ns = time.perf_counter_ns()
 
+    def synchronize(self) -> None:
+        """Do nothing: what it follows has been done."""
+
 
 class Clock:
     """Marks in time, of work on a CPU.

@@ -158,58 +158,124 @@ class FusedDrafts:
         )
         drafts = self._drafts.of(cache)
         if kind not in drafts:
-            rows = _Forwards(self._decoder, self._keeps, cache, kind)
-            drafts[kind] = FusedDraft(rows, self._tokens, kind, clock, self._pool)
+            decoder = self._decoder
+            levels = DraftLevels(decoder, self._keeps, cache, self._tokens, kind, clock)
+            drafts[kind] = FusedDraft(levels, decoder.shape.width, decoder.dtype, self._pool)
         return drafts[kind].run(given, lengths, clock)
 
 
-class FusedDraft:
-    """Drafts of one kind: inputs in fixed memory, the same operations at every call."""
+class DraftLevels:
+    """The device's part of a draft: the same operations at every call.
+
+    Args:
+        decoder: Runs the forwards.
+        keeps: See `FusedDrafts`.
+        cache: The decoder's cache.
+        tokens: See `FusedDrafts`.
+        kind: The draft's sizes.
+        clock: Makes the events before and after each forward.
+    """
 
     def __init__(
         self,
-        forwards: _Forwards,
+        decoder: Decoder,
+        keeps: tuple[int, ...],
+        cache: Cache,
         tokens: Tensor | None,
         kind: DraftKind,
         clock: Clock,
-        pool: GraphPool | None,
     ) -> None:
-        self._forwards, self._tokens, self._kind, self._pool = forwards, tokens, kind, pool
-        decoder, device = forwards.decoder, forwards.device
+        self.kind, self._tokens = kind, tokens
+        self.device = cache.tensor.device
+        self._forwards = _Forwards(decoder, keeps, cache, kind)
+        self.cells = self._forwards.cells
+        """Query-key cells of each forward."""
+        self._levels = [_Choice(plan, kind, self.device) for plan in kind.plans]
+        self._events = [(clock.event(), clock.event()) for _ in kind.forwarded]
+        self.facts: Tensor | None = None
+        """What `read` reads, float64, (S, n)."""
+        self.q = list[Tensor]()
+        """Of each level, (S, K, N), if its tokens were drawn."""
+        self.columns = list[Tensor]()
+        """The chosen columns of each level, (S, n)."""
+
+    @property
+    def numbers_shape(self) -> tuple[int, int, int]:
+        """Levels, slots, and most numbers of a level."""
+        kind = self.kind
+        return len(kind.plans), kind.slots, max(sum(plan.counts) for plan in kind.plans)
+
+    def compute(self, lengths: Tensor, logits: Tensor, states: Tensor, numbers: Tensor) -> None:
+        """Draft after each slot's rows.
+
+        Args:
+            lengths: Rows of each slot before the draft, -1 for a void slot, (S,) int64.
+            logits: Of each slot's last row, (S, N).
+            states: Of a head's layer: the predicted state of each slot's last row, (S, D).
+            numbers: What decides the draws, `numbers_shape`, float64.
+        """
+        logits, states = logits[:, None], states[:, None]
+        paths = logits.new_ones((len(lengths), 1), dtype=torch.float64)
+        alive = (lengths >= 0)[:, None]
+        drafted = list[_Chosen]()
+        self._forwards.begin(lengths)
+        for level, choice in enumerate(self._levels):
+            chosen = choice.choose(logits, paths, alive, numbers[level])
+            drafted.append(chosen)
+            if level == len(self._events):
+                break
+            start, end = self._events[level]
+            start.record()
+            places = choice.onward(chosen.paths, chosen.exists)
+            parents = choice.parents[places]
+            paths, alive = chosen.paths.gather(1, places), chosen.exists.gather(1, places)
+            columns = chosen.columns.gather(1, places)
+            tokens = columns if self._tokens is None else self._tokens[columns]
+            logits, states = self._forwards.run(level, tokens, parents, states)
+            end.record()
+        self.q = [chosen.q for chosen in drafted] if self.kind.sampling else []
+        self.columns = [chosen.columns for chosen in drafted]
+        self.facts = torch.cat([part.double() for part in _facts(drafted, self._levels)], 1)
+
+    def read(self, facts: Tensor, qs: Sequence[Tensor], clock: Clock) -> Drafted:
+        """Return the draft of what traveled to the host: facts, (B, n), and q of drawn levels."""
+        parts = facts.split([choice.width for choice in self._levels], 1)
+        each = zip(self._levels, parts, qs or [None] * len(parts), strict=True)
+        levels = [choice.read(part, q) for choice, part, q in each]
+        times = [(clock.hold(start), clock.hold(end)) for start, end in self._events]
+        return Drafted(levels, times, self.cells)
+
+
+class FusedDraft:
+    """Drafts of one kind: inputs in fixed memory."""
+
+    def __init__(self, levels: DraftLevels, width: int, dtype: torch.dtype, pool: GraphPool | None) -> None:
+        self._levels, self._kind, self._pool = levels, levels.kind, pool
+        kind, device = levels.kind, levels.device
         pinned = device.type == "cuda"
-        shape = (len(kind.plans), kind.slots, max(sum(plan.counts) for plan in kind.plans))
         self._hosted_places = torch.zeros((2, kind.slots), dtype=torch.int64, pin_memory=pinned)
+        shape = levels.numbers_shape
         self._hosted_numbers = torch.zeros(shape, dtype=torch.float64, pin_memory=pinned)
         self._places = self._hosted_places.to(device)
         """Rows of each slot before the draft, -1 for a void slot; the lines of the given slots."""
         self._numbers = self._hosted_numbers.to(device)
         self._logits = torch.zeros((kind.slots, kind.columns), device=device)
-        self._states = torch.zeros((kind.slots, decoder.shape.width), dtype=decoder.dtype, device=device)
-        self._levels = [_Choice(plan, kind, device) for plan in kind.plans]
-        self._facts: Tensor | None = None
-        self._q: list[Tensor] = []
+        self._states = torch.zeros((kind.slots, width), dtype=dtype, device=device)
         self._hosted_q: list[Tensor] = []
-        self._events = [(clock.event(), clock.event()) for _ in kind.forwarded]
         self._launch: Callable[[], None] | None = None
 
     def run(self, given: Given, lengths: Sequence[int], clock: Clock) -> Drafted:
-        lines = self._fill(given, lengths)
+        lines, levels = self._fill(given, lengths), self._levels
         if self._launch is None:
             self._launch = captured(self._compute, self._pool) if given.logits.is_cuda else self._compute
         self._launch()
-        assert self._facts is not None, "the draft has been computed"
-        if len(self._hosted_q) < len(self._q):
-            self._hosted_q = [torch.empty(q.shape, pin_memory=q.is_cuda) for q in self._q]
-        for hosted, q in zip(self._hosted_q, self._q, strict=True):
+        assert levels.facts is not None, "the draft has been computed"
+        if len(self._hosted_q) < len(levels.q):
+            self._hosted_q = [torch.empty(q.shape, pin_memory=q.is_cuda) for q in levels.q]
+        for hosted, q in zip(self._hosted_q, levels.q, strict=True):
             hosted.copy_(q, non_blocking=True)
-        facts = self._facts.cpu()[lines]  # the draft's one synchronisation
-        parts = facts.split([choice.width for choice in self._levels], 1)
-        qs = [q[lines] for q in self._hosted_q] or [None] * len(parts)
-        levels = [
-            choice.read(*of) for choice, of in zip(self._levels, zip(parts, qs, strict=True), strict=True)
-        ]
-        times = [(clock.hold(start), clock.hold(end)) for start, end in self._events]
-        return Drafted(levels, times, self._forwards.cells)
+        facts = levels.facts.cpu()[lines]  # the draft's one synchronisation
+        return levels.read(facts, [q[lines] for q in self._hosted_q], clock)
 
     def _fill(self, given: Given, lengths: Sequence[int]) -> list[int]:
         lines = [slot - self._kind.slot for slot in given.slots]
@@ -229,28 +295,7 @@ class FusedDraft:
         return lines
 
     def _compute(self) -> None:
-        lengths, slots = self._places[0], self._kind.slots
-        logits, states = self._logits[:, None], self._states[:, None]
-        paths = logits.new_ones((slots, 1), dtype=torch.float64)
-        alive = (lengths >= 0)[:, None]
-        drafted = list[_Chosen]()
-        self._forwards.begin(lengths)
-        for level, choice in enumerate(self._levels):
-            chosen = choice.choose(logits, paths, alive, self._numbers[level])
-            drafted.append(chosen)
-            if level == len(self._events):
-                break
-            start, end = self._events[level]
-            start.record()
-            places = choice.onward(chosen.paths, chosen.exists)
-            parents = choice.parents[places]
-            paths, alive = chosen.paths.gather(1, places), chosen.exists.gather(1, places)
-            columns = chosen.columns.gather(1, places)
-            tokens = columns if self._tokens is None else self._tokens[columns]
-            logits, states = self._forwards.run(level, tokens, parents, states)
-            end.record()
-        self._q = [chosen.q for chosen in drafted] if self._kind.sampling else []
-        self._facts = torch.cat([part.double() for part in _facts(drafted, self._levels)], 1)
+        self._levels.compute(self._places[0], self._logits, self._states, self._numbers)
 
 
 class _Chosen(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -11,32 +11,44 @@ from specscope.engine.errors import WorkerDied
 from specscope.engine.trace.events import Part, Routed, Row, Span, SpanKind
 from specscope.engine.types import Prefix
 from specscope.engine.worker.jobs import Drop, Job, Reply
+from specscope.engine.worker.worker import Ticket
 
 if TYPE_CHECKING:
     from specscope.engine.trace.emitter import TraceEmitter
     from specscope.engine.worker.jobs import Chunk
-    from specscope.engine.worker.worker import Ticket, Worker
+    from specscope.engine.worker.worker import Worker
 
 
 class Submission:
     """A job at its worker; -1 is the sequence of a job for several."""
 
     def __init__(
-        self, dispatcher: Dispatcher, worker: Worker, role: str, sequence: int, ticket: Ticket
+        self,
+        dispatcher: Dispatcher,
+        worker: Worker,
+        role: str,
+        sequence: int,
+        ticket: Ticket,
+        spans: range = range(0),
+        *,
+        claimed: bool = True,
     ) -> None:
         self.worker, self.role, self.sequence = worker, role, sequence
         self.step = dispatcher.step
-        self.spans = range(0)
+        self.spans = spans
         """Span ids, one per stamp of the reply."""
         self.chunks: Sequence[Chunk] = ()
         """Parts of prompts that its forward caches; their spans' ids are the last of `spans`."""
         self.kind: SpanKind | None = None
         """Kind of its spans; None keeps the kinds that the worker reports."""
+        self.roles: Mapping[str, str] = {}
+        """Roles of kinds of spans that have another one than `role`."""
         self.reply = ticket.reply
         self.recorded = False
         self._dispatcher = dispatcher
         self._ticket = ticket
-        self._stopped = False
+        self._stopped = not claimed
+        """Whether its spans are `cancelled`: nobody wants its result."""
 
     async def result(self) -> Reply:
         await self.wait()
@@ -49,6 +61,11 @@ class Submission:
         except asyncio.CancelledError:
             self.stop()
             raise
+
+    def claim(self) -> Submission:
+        """Ask for work that was done beforehand (`Dispatcher.done`)."""
+        self._stopped = False
+        return self
 
     def stop(self) -> None:
         self._stopped = True
@@ -116,12 +133,19 @@ class Dispatcher:
         `role` and the ids `spans` are those of its spans.
         """
         self._check()
-        submission = Submission(self, worker, role, _sequence(job), worker.submit(job))
-        submission.spans, submission.chunks = spans, getattr(job, "chunks", ())
+        submission = Submission(self, worker, role, _sequence(job), worker.submit(job), spans)
+        submission.chunks = getattr(job, "chunks", ())
         self._in_flight[submission.reply] = submission
         submission.reply.add_done_callback(lambda reply: self._in_flight.pop(reply, None))
         self.emitter.flush()
         return submission
+
+    def done(self, worker: Worker, role: str, sequence: int, reply: Reply, spans: range) -> Submission:
+        """Return work that a worker has done with another job; `cancelled` if nobody claims it."""
+        over: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        over.set_result(reply)
+        ticket = Ticket(over, lambda: None)
+        return self.keep(Submission(self, worker, role, sequence, ticket, spans, claimed=False))
 
     def keep(self, submission: Submission) -> Submission:
         """Remember a job whose spans are emitted later; `settle` emits them at the latest."""
@@ -176,7 +200,7 @@ class Dispatcher:
         for number, stamp in zip(work.spans, reply.stamps, strict=False):
             device, kind = devices[stamp.lane].name, cast("SpanKind", stamp.kind)
             start, end = stamp.start - self._origin, stamp.end - self._origin
-            origin = (work.role, work.step, work.sequence)
+            origin = (work.roles.get(kind, work.role), work.step, work.sequence)
             size = (stamp.rows, stamp.context, outcome, stamp.cells)
             rank = 0 if stamp.alone else stamp.lane
             alone = end - stamp.communicated

@@ -21,6 +21,7 @@ from specscope.engine.drafting.schedule import Ask
 from specscope.engine.drafting.tree import TreeShape, Wide
 from specscope.engine.run.fan import Fanned
 from specscope.engine.run.gathering import AtOnce, Gathering
+from specscope.engine.run.rounds import Ahead, EarlyJudgement
 from specscope.engine.run.scores import Scores, chunk_spans, judge_job, mode_of, new_verdict, record, rows_of
 from specscope.engine.trace.events import Chain
 from specscope.engine.types import (
@@ -38,18 +39,20 @@ from specscope.engine.types import (
 from specscope.engine.worker import jobs
 from specscope.engine.worker.jobs import (
     PREFILL_ROWS,
+    Abandon,
     Export,
     Import,
     JudgeAll,
     Prefill,
     Propose,
+    Reply,
     Retire,
     Score,
 )
 
 if TYPE_CHECKING:
     from specscope.engine.run.dispatch import Dispatcher, Submission
-    from specscope.engine.worker.jobs import Chunk, Grown, Job, Reply
+    from specscope.engine.worker.jobs import Chunk, Grown, Job
     from specscope.engine.worker.shared import QBuffer
     from specscope.engine.worker.worker import Worker
 
@@ -84,6 +87,11 @@ class Model:
         self._q_buffer = q_buffer
         self._calls = calls
         self._cached: dict[int, np.ndarray] = {}
+        self.verifier: Model | None = None
+        """Of a drafter: the target on the same worker, which may verify drafts at once."""
+        self._early: EarlyJudgement | None = None
+        """The judgement of a draft that was verified at once."""
+        self._ahead = Ahead(self._abandon)
 
     @property
     def busy(self) -> bool:
@@ -222,10 +230,12 @@ class Model:
         if job.chain:
             self._cached |= {p.sequence: p.tokens[: self.held(p)] for p in prefixes}
         trees: Sequence[tuple[Grown, ...]] = [()] * len(prefixes)
+        reply: Reply | None = None
         if any(levels):
             rows = tuple(lease.rows if lease else () for lease in leases)
             job = replace(job, prefixes=tuple(prefixes), shape=shape, levels=levels, rows=rows)
-            trees = (await self._call(job, spans)).value
+            reply = await self._call(self._at_once(job), spans)
+            trees = reply.value
         drafts = list[Draft]()
         for prefix, nodes, lease in zip(prefixes, trees, leases, strict=True):
             tokens = [(len(prefix) + node.level, self._token(node, spans)) for node in nodes]
@@ -234,7 +244,45 @@ class Model:
         if job.chain:
             drafted = [(p, d) for p, d in zip(prefixes, drafts, strict=True) if d]
             self._cached |= {p.sequence: (p + d).tokens[:-1] for p, d in drafted}
+        if reply is not None and reply.judged is not None and self.verifier is not None:
+            judgement, stamps = reply.judged
+            self.verifier.judged_early(prefixes[0], drafts[0], judgement, Reply(None, stamps))
+            if reply.begun:
+                self._ahead.began(prefixes[0] + judgement.emitted)
         return drafts
+
+    def _at_once(self, job: Propose) -> Propose:
+        """Return a job that verifies its chain at once, if the target is on this worker."""
+        if self.verifier is None or not job.chain or len(job.prefixes) != 1:
+            return job
+        if self.verifier.has_early:  # the method verifies other drafts than those it asks for
+            self._ahead.end()
+            self.verifier = None
+            return job
+        (prefix,), (levels,) = job.prefixes, job.levels
+        again = self._ahead.asks(prefix, levels, job.sampled)
+        room = self._remaining(prefix) - levels - 1 >= levels
+        return replace(job, then=self.verifier.name, ahead=again and room)
+
+    @property
+    def has_early(self) -> bool:
+        return self._early is not None
+
+    def judged_early(self, prefix: Prefix, draft: Draft, judgement: Judgement, reply: Reply) -> None:
+        """Keep the judgement of a draft until `verify` asks for it."""
+        spans = self._dispatcher.span_ids(3 * self.lanes)
+        done = self._dispatcher.done(self.worker, self.role, prefix.sequence, reply, spans)
+        self._early = EarlyJudgement(prefix, draft, judgement, done)
+
+    def end(self) -> None:
+        """The output has ended: no further round is wanted."""
+        self._ahead.end()
+
+    def _abandon(self, levels: int) -> None:
+        spans, last = self._dispatcher.span_ids(levels + 2), self.verifier or self
+        submission = self._dispatcher.submit(self.worker, self.role, Abandon(self.name), spans)
+        submission.roles = {"verify": last.role, "sample": last.role}
+        submission.stop()
 
     def _levels(self, prefix: Prefix, asked: int) -> int:
         return max(0, min(asked, self._remaining(prefix), self._allowed(prefix, asked)))
@@ -295,11 +343,18 @@ class Model:
                 verdict's `best` then has the most probable token after every row.
             typical: Judge by typical acceptance, which is lossy.
         """
+        early = self._early
+        if early is not None and window is None and typical is None and early.of(prefix, draft):
+            self._early = None
+            self._dispatcher.emitter.flush()
+            return await early.verdict()
         columns = ((prefix,), (draft,), (window,), (typical,))
         return (await self._calls.join(self.role, self._verify, columns))[0]
 
     async def verify_each(self, prefixes: Sequence[Prefix], drafts: Sequence[Draft]) -> list[Verdict]:
         """Score and judge one draft per prefix, all in one forward."""
+        if len(drafts) == 1:
+            return [await self.verify(prefixes[0], drafts[0])]
         none = [None] * len(drafts)
         return await self._calls.join(self.role, self._verify, (prefixes, drafts, none, none))
 
@@ -335,7 +390,13 @@ class Model:
         rows = tuple(rows_of(draft, w or NO_TREE) for draft, w in zip(drafts, windows, strict=True))
         best = any(window is not None for window in windows)
         job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best, greedy, chunks=chunks)
-        return (await self._call(job, spans)).value
+        is_plain = len(drafts) == 1 and not drafts[0] and not (best or greedy or chunks)
+        if is_plain and isinstance(self._calls, AtOnce):
+            job = replace(job, ahead=self._ahead.asks(prefixes[0]) and self._remaining(prefixes[0]) > 1)
+        reply = await self._call(job, spans)
+        if reply.begun:
+            self._ahead.began(prefixes[0] + reply.value[0].emitted)
+        return reply.value
 
     def score(self, prefix: Prefix, draft: Draft) -> Scores:
         """Start one forward over prefix and draft; under load, with the sequences' next drafts."""

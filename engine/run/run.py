@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specscope.engine.run.gathering import AtOnce
 from specscope.engine.run.models import Model
 from specscope.engine.trace.emitter import Committed
 from specscope.engine.trace.events import Document
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from specscope.engine.drafting.ngrams import Lookahead
     from specscope.engine.drafting.suffix import Finished
     from specscope.engine.run.dispatch import Dispatcher
-    from specscope.engine.run.gathering import AtOnce, Gathering
+    from specscope.engine.run.gathering import Gathering
     from specscope.engine.worker.shared import QBuffer
     from specscope.engine.worker.worker import Worker
 
@@ -120,6 +121,9 @@ class Run:
             Model(dispatcher, worker, name, "drafter", remaining, calls, q_buffers.get(worker.name))
             for name, worker in zip(drafters, workers.get("drafter", ()), strict=True)
         ]
+        if isinstance(calls, AtOnce):
+            for drafter in self.drafters:
+                drafter.verifier = next((t for t in self.targets if t.worker is drafter.worker), None)
         self._readers = [drafter for drafter in self.drafters if drafter.name in readers]
         self._dispatcher = dispatcher
         self._clock = clock
@@ -229,6 +233,9 @@ class Run:
             emitter.defer(emitter.round, step, verdict, committed, now)
             if pool is not None:
                 emitter.defer(emitter.pool, step, verdict, pool.update())
+            if sequence.done:
+                for model in (*self.drafters, *self.targets):
+                    model.end()
             if kept is not None or verdict.own is not None or sequence.done:
                 emitter.defer(emitter.discard, step, verdict.sequence, kept_ids)
         if self._counts_rounds:

@@ -137,7 +137,7 @@ def read(cases: Sequence[Case], sampling: Sampling) -> list[PackedRows]:
     for first, case in zip(firsts, cases, strict=True):
         drafted += [(first + t.parent + 1, t.id) for t in case.draft.tokens]
         numbers |= {} if sampling.greedy else {first + row: u for row, u in _own_numbers(case)}
-    table = _Table(logits, sampling, drafted, numbers)
+    table = _table(logits, sampling, drafted, numbers)
     return [PackedRows(table, i, len(case.logits)) for i, case in zip(firsts, cases, strict=True)]
 
 
@@ -153,56 +153,110 @@ def _own_numbers(case: Case) -> Iterator[tuple[int, float]]:
             yield row, case.draws.value(Key(position, "target"))
 
 
-class _Table:
-    """R rows on their device, and the numbers of them that judging reads, on the host.
+class RowFacts(NamedTuple):
+    """The numbers of R rows, (R, V), that judging reads, as tensors on the rows' device."""
 
-    `drafted` are (row, token) of the D drafted tokens; `numbers` maps a row to the number in [0, 1)
-    of the target's own draw after it. At temperature 0, p is the plain softmax.
+    best: Tensor
+    """The column of each row's largest logit, (R,)."""
+    entropy: Tensor
+    """Of p, (R,)."""
+    top: Tensor
+    """The most probable tokens of each row, (R, k)."""
+    top_p: Tensor
+    p_drafted: Tensor
+    """p of the D drafted tokens, (D,)."""
+    own: Tensor
+    """The target's own token after each row that may have one."""
+    p_own: Tensor
+
+    @classmethod
+    def of(
+        cls, logits: Tensor, p: Tensor, rows: Tensor, tokens: Tensor, own_rows: Tensor, us: Tensor | None
+    ) -> RowFacts:
+        """Compute them without the host.
+
+        Args:
+            logits: (R, V).
+            p: The distributions, (R, V).
+            rows: The row of each drafted token, (D,) int64.
+            tokens: Its id.
+            own_rows: Rows after which the target may draw, (W,) int64.
+            us: The numbers of these draws, (W,) float64; None for the best tokens of all rows.
+        """
+        best, top = logits.argmax(-1), p.topk(min(TOP, p.shape[1]))
+        own = best if us is None else pick_rows(us, p[own_rows])
+        entropy = torch.special.entr(p).sum(-1)
+        return cls(best, entropy, top.indices, top.values, p[rows, tokens], own, p[own_rows, own])
+
+    def flat(self) -> Tensor:
+        """Return all of them in one float64 tensor, (n,)."""
+        return torch.cat([part.double().flatten() for part in self])
+
+    @classmethod
+    def split(cls, flat: Tensor, rows: int, drafted: int, own: int, k: int) -> tuple[RowFacts, Tensor]:
+        """Return the facts that `flat` made, with these sizes, and the numbers that follow them."""
+        sizes = (rows, rows, rows * k, rows * k, drafted, own, own)
+        *parts, rest = flat.split([*sizes, len(flat) - sum(sizes)])
+        parts[2], parts[3] = parts[2].view(rows, k), parts[3].view(rows, k)
+        return cls(*parts), rest
+
+
+class RowTable:
+    """What judging reads of R rows, on the host.
+
+    Args:
+        facts: Of the rows, in the host's memory.
+        drafted: (row, token) of the D drafted tokens.
+        own_rows: Rows after which the target may draw its own token.
+        size: V.
+        sampled: Whether tokens are drawn from p; else p is the plain softmax.
+        p: The distributions on their device, (R, V), for draws that are still to be made.
+
+    Raises:
+        ModelError: A probability is not a number.
     """
 
     def __init__(
         self,
-        logits: Tensor,
-        sampling: Sampling,
+        facts: RowFacts,
         drafted: Sequence[tuple[int, int]],
-        numbers: dict[int, float],
+        own_rows: Sequence[int],
+        size: int,
+        sampled: bool,
+        p: Tensor,
     ) -> None:
-        self.sampled, (count, self.size) = not sampling.greedy, logits.shape
-        self.p = process_logits(logits, sampling) if self.sampled else softmax(logits)
-        if not self.sampled:
-            numbers = dict.fromkeys(range(count), 0.0)
-        rows, tokens, own_rows, us = _uploaded(drafted, numbers, logits.device)
-        best, top = logits.argmax(-1), self.p.topk(min(TOP, self.size))
-        own = pick_rows(us, self.p[own_rows]) if self.sampled else best
-        parts = [
-            best,
-            torch.special.entr(self.p).sum(-1),
-            top.indices.flatten(),
-            top.values.flatten(),
-            self.p[rows, tokens],
-            own,
-            self.p[own_rows, own],
-        ]
-        flat = torch.cat([part.double() for part in parts]).cpu().numpy()
-        ends = list(accumulate(part.numel() for part in parts))
-        best_ids, self.entropy, ids, values, p_drafted, own_ids, p_own = np.split(flat, ends[:-1])
-        split = (count, -1)
-        self.tops = most_probable_of(
-            torch.from_numpy(ids).long().view(split), torch.from_numpy(values).view(split)
-        )
-        self.best: list[int] = best_ids.astype(int).tolist()
-        self.own = dict(zip(numbers, own_ids.astype(int).tolist(), strict=True))
+        self.sampled, self.size, self.p = sampled, size, p
+        self.entropy = facts.entropy.numpy()
+        self.tops = most_probable_of(facts.top.long(), facts.top_p)
+        self.best: list[int] = facts.best.long().tolist()
+        self.own = dict(zip(own_rows, facts.own.long().tolist(), strict=True))
         """Row -> the target's own token after it: the best one, or a draw from p."""
-        self.probabilities = dict(
-            zip([*drafted, *self.own.items()], [*p_drafted.tolist(), *p_own.tolist()], strict=True)
-        )
+        known = [*facts.p_drafted.tolist(), *facts.p_own.tolist()]
+        self.probabilities = dict(zip([*drafted, *self.own.items()], known, strict=True))
         """(row, token) -> p, for drafted tokens and the target's own."""
+
+
+def _table(
+    logits: Tensor, sampling: Sampling, drafted: Sequence[tuple[int, int]], numbers: dict[int, float]
+) -> RowTable:
+    """Read rows, (R, V), on their device; see `RowTable`.
+
+    `numbers` maps a row to the number in [0, 1) of the target's own draw after it.
+    """
+    sampled, (count, size) = not sampling.greedy, logits.shape
+    p = process_logits(logits, sampling) if sampled else softmax(logits)
+    if not sampled:
+        numbers = dict.fromkeys(range(count), 0.0)
+    rows, tokens, own_rows, us = _uploaded(drafted, numbers, logits.device)
+    flat = RowFacts.of(logits, p, rows, tokens, own_rows, us if sampled else None).flat().cpu()
+    facts, _ = RowFacts.split(flat, count, len(drafted), len(numbers), min(TOP, size))
+    return RowTable(facts, drafted, [*numbers], size, sampled, p)
 
 
 class PackedRows(TargetRows):
     """The R rows of one sequence, from row `first` of a table on."""
 
-    def __init__(self, table: _Table, first: int, count: int) -> None:
+    def __init__(self, table: RowTable, first: int, count: int) -> None:
         self._table, self._first, self._count = table, first, count
         self.sampled, self.size = table.sampled, table.size
 
@@ -238,7 +292,7 @@ class PackedDistribution(TokenDistribution):
     `rest` is what rejections left of p, (V,) float64 with sum 1; None for p itself.
     """
 
-    def __init__(self, table: _Table, row: int, rest: Tensor | None = None) -> None:
+    def __init__(self, table: RowTable, row: int, rest: Tensor | None = None) -> None:
         self._table, self._row, self._rest = table, row, rest
 
     def of(self, token: int) -> float:

@@ -32,6 +32,7 @@ from specscope.engine.worker.jobs import Grown, Propose, Stamp
 if TYPE_CHECKING:
     from specscope.engine.drafting.tree import LevelPlan
     from specscope.engine.model.fused import ChosenLevel
+    from specscope.engine.worker.rounds import Found
 
 
 class Partners(DeviceGroup, Protocol):
@@ -87,6 +88,18 @@ def draft(
         for tree, level in zip(growing, found, strict=True):
             tree.add(level, len(stamps) - 1)
     return tuple(tree.kept() for tree in trees)
+
+
+def read_chain(
+    job: Propose, drafting: Drafting, found: Found, stamps: list[Stamp]
+) -> tuple[tuple[Grown, ...], ...]:
+    """Return the drafts of a round that the device made, as `draft` does."""
+    assert found.facts.drafted is not None, "it has drafted"
+    tree = TreeBuilder(job.prefixes[0], job.levels[0], job.rows[0], job, drafting, Columns())
+    for number, level in enumerate(found.facts.drafted.levels):
+        stamps.append(found.drafting(number))
+        _add(tree, level, 0, number)
+    return (tree.kept(),)
 
 
 def _model_levels(forwards: Forwards, job: Propose, partners: Partners, stamps: list[Stamp]) -> LevelLogits:

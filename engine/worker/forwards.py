@@ -142,6 +142,10 @@ class Forwards:
     def cached(self, name: str, prefix: Prefix) -> int:
         return len(self.cache(name).match(self.slot(prefix.sequence), prefix.tokens, len(prefix)))
 
+    def keeps(self, name: str) -> bool:
+        """Return whether the run keeps hidden states of a model's rows."""
+        return bool(self._kept_states.get(name))
+
     def record_lengths(self, prefixes: Sequence[Prefix]) -> None:
         """Record each sequence's length after a round, for the padding of KV rows."""
         self._alignment.record(prefixes)

@@ -28,15 +28,17 @@ from specscope.engine.model.language import LanguageModel, never
 from specscope.engine.model.shard import Ranks
 from specscope.engine.model.stage import StageIO
 from specscope.engine.sampling.accept import judge
+from specscope.engine.sampling.chain import ChainRows
 from specscope.engine.sampling.draws import Draws, argmax
 from specscope.engine.sampling.rows import Case, read
-from specscope.engine.types import DraftToken, Judgement, Prefix, Sampling
-from specscope.engine.worker.drafting import Drafting, draft, prefill
+from specscope.engine.types import Draft, DraftToken, Judgement, Prefix, RowRef, Sampling
+from specscope.engine.worker.drafting import Drafting, draft, prefill, read_chain
 from specscope.engine.worker.exchange import Exchange, ProcessRanks
 from specscope.engine.worker.fan import fan
 from specscope.engine.worker.forwards import NO_DRAFT, Forwards, measure
 from specscope.engine.worker.jobs import (
     PREFILL_ROWS,
+    Abandon,
     AskCaches,
     Begin,
     Connect,
@@ -44,6 +46,7 @@ from specscope.engine.worker.jobs import (
     Export,
     Facts,
     Fan,
+    Grown,
     Import,
     Job,
     Join,
@@ -58,8 +61,10 @@ from specscope.engine.worker.jobs import (
     Retire,
     Score,
     Stamp,
+    Verified,
 )
 from specscope.engine.worker.memory import out_of_memory, taken
+from specscope.engine.worker.rounds import Found, Rounds
 from specscope.engine.worker.shared import attach
 
 
@@ -102,6 +107,7 @@ class Host:
         self._ranks: dict[str, Ranks] = {}
         """The ranks of each model that is split by tensors, and of the heads beside it."""
         self._scores: dict[int, tuple[torch.Tensor, Prefix]] = {}
+        self.rounds = Rounds(self.forwards, self._draws)
 
     def ready(self, job: Job) -> bool:
         return not isinstance(job, Judge) or job.scores in self._scores
@@ -119,10 +125,11 @@ class Host:
             if shortage is None:
                 raise
             self._scores.clear()
+            self.rounds.forget()
             raise shortage from None
 
     def _handle(self, job: Job, stopped: Callable[[], bool]) -> Reply:
-        stamps, value = list[Stamp](), cast("Any", None)
+        stamps, value, judged = list[Stamp](), cast("Any", None), cast("Verified | None", None)
         computed = dict[int, tuple[torch.Tensor, Prefix]]()
         ranks = self._ranks.get(getattr(job, "model", ""))
         agree: Callable[[bool], bool] = bool if ranks is None else ranks.agree
@@ -132,6 +139,8 @@ class Host:
 
         if isinstance(job, Prefill | Propose | Fan | Score):
             self.forwards.record_lengths(job.prefixes)
+        if isinstance(job, Prefill | Fan | Import):
+            self.rounds.end()  # it would write to the same rows
         match job:
             case Load():
                 value = self._load(job)
@@ -151,7 +160,7 @@ class Host:
             case Prefill():
                 value = self._prefill(job, stamps, stops)
             case Propose():
-                value = draft(self.forwards, job, self._drafting(job), stamps, stops)
+                value, judged = self._propose(job, stamps, stops)
             case Fan():
                 value = fan(self.forwards, job, self._drafting(job), stamps, stops)
             case Export():
@@ -160,6 +169,8 @@ class Host:
                 import_rows(self.forwards, job, stamps)
             case Score():
                 value = self._score(job, stamps, computed)
+            case Abandon():
+                stamps += self.rounds.abandon()
             case Judge():
                 rows, prefix = self._scores[job.scores]
                 value = self._judge([job], [rows], [prefix], stamps)[0]
@@ -174,7 +185,10 @@ class Host:
                 value = measure(self.forwards.models[model], job, stopped, agree)
         time_of = self.forwards.clock.read()
         self._scores |= computed  # a judge on another stream may read them now
-        return Reply(value, tuple(stamp.read(time_of) for stamp in stamps))
+        if judged is not None:
+            judged = judged._replace(stamps=tuple(stamp.read(time_of) for stamp in judged.stamps))
+        begun = isinstance(job, Propose | Score) and self.rounds.begun
+        return Reply(value, tuple(stamp.read(time_of) for stamp in stamps), judged, begun)
 
     def _load(self, job: Load) -> Facts:
         models, heads = self.forwards.models, self.forwards.heads
@@ -210,6 +224,7 @@ class Host:
 
     def _begin(self, job: Begin) -> None:
         self._scores.clear()
+        self.rounds.begin()
         self.forwards.begin(job)
         for exchange in self._exchanges.values():
             exchange.begin(job.run)
@@ -241,9 +256,38 @@ class Host:
         write = self._write if leads else _discard
         return Drafting(run.sampling, self._draws, run.vocab_size, write, partners)
 
+    def _propose(
+        self, job: Propose, stamps: list[Stamp], stopped: Callable[[], bool]
+    ) -> tuple[tuple[tuple[Grown, ...], ...], Verified | None]:
+        """Draft; also judge a chain's verification if the device has made it at once."""
+        drafting = self._drafting(job)
+        found = self.rounds.run(job)
+        if found is None:
+            return draft(self.forwards, job, drafting, stamps, stopped), None
+        trees = read_chain(job, drafting, found, stamps)
+        tokens = (
+            DraftToken(n.id, n.parent, None if n.row < 0 else RowRef(self._name, n.row), n.probability)
+            for n in trees[0]
+        )
+        return trees, Verified(self._judge_round(found, Draft(tuple(tokens))), tuple(found.verification()))
+
+    def _judge_round(self, found: Found, draft: Draft) -> Judgement:
+        """Judge a round by the numbers that the device compared (SpecScopeError if it differs)."""
+        sampling, size = self.forwards.run.sampling, self.forwards.models[found.asked.target].vocab_size
+        prefix, ratio = found.prefix, found.asked.drawn and not sampling.greedy
+        rows = ChainRows(found.facts.verdict, draft.ids, size, ratio=ratio, sampled=not sampling.greedy)
+        draws = self._draws(prefix.sequence)
+        judgement = judge(rows, draft, self._q_row, position=len(prefix), sampling=sampling, draws=draws)
+        rows.check(judgement)
+        self.rounds.record(found, draft.ids, judgement.emitted)
+        return judgement
+
     def _score(
         self, job: Score, stamps: list[Stamp], computed: dict[int, tuple[torch.Tensor, Prefix]]
     ) -> tuple[Judgement, ...] | bytes | None:
+        if (found := self.rounds.run(job)) is not None:
+            stamps += found.verification()
+            return (self._judge_round(found, Draft.empty()),)
         kind = "draft" if job.greedy else "verify"
         model, stage_io = _model_and_stage(job)
         decoding = {prefix.sequence for prefix in job.prefixes}  # or their prompts end here

@@ -15,7 +15,7 @@ from specscope.engine.drafting.tree import TreeShape
 from specscope.engine.layout import Packing
 from specscope.engine.model.fuzzy import PartTime
 from specscope.engine.model.language import LanguageModel
-from specscope.engine.types import Damping, Draft, Prefix, Sampling, Typical
+from specscope.engine.types import Damping, Draft, Judgement, Prefix, Sampling, Typical
 
 if TYPE_CHECKING:
     from specscope.engine.heads.drafting import Head
@@ -149,6 +149,11 @@ class Propose:
     """Last tokens of each prefix that a drafting head does not read; masks are in their places."""
     damping: tuple[Damping, ...] = ()
     """Of each level's q; empty for q itself."""
+    then: str = ""
+    """The model on the same worker that verifies a chain at once, if no host is needed between
+    (`specscope.engine.worker.rounds`); empty for none."""
+    ahead: bool = False
+    """Whether the next round of this kind may then begin at once; an `Abandon` ends it."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +237,16 @@ class Score:
     chunks: tuple[Chunk, ...] = ()
     """Parts of prompts in the same forward (chunked prefill). Where a part ends its prompt, this is
     one of the prefixes too, with an empty draft."""
+    ahead: bool = False
+    """See `Propose.ahead`; for plain decoding."""
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Wait for a round that has begun and is not asked for. Its stamps are those of the reply."""
+
+    model: str
+    """The model of the jobs that it would have followed."""
 
 
 @dataclass(frozen=True)
@@ -293,6 +308,7 @@ Job: TypeAlias = (
     | Export
     | Import
     | Score
+    | Abandon
     | Judge
     | JudgeAll
     | Drop
@@ -383,8 +399,20 @@ class Stamp(NamedTuple):
         return self._replace(start=time_of(self.start), end=time_of(self.end), parts=parts)
 
 
+class Verified(NamedTuple):
+    """A verification that followed a draft at once."""
+
+    judgement: Judgement
+    stamps: tuple[Stamp, ...]
+    """Of the verification."""
+
+
 class Reply(NamedTuple):
     """A job's value, and one stamp per forward."""
 
     value: Any
     stamps: tuple[Stamp, ...]
+    judged: Verified | None = None
+    """Of a `Propose` with `then`, where the host could do it."""
+    begun: bool = False
+    """Whether the next round has begun (`Propose.ahead`)."""

@@ -27,12 +27,14 @@ from specscope.engine.model.flex import Flex
 from specscope.engine.model.int4 import GROUP, int4_product, quantised
 from specscope.engine.model.slots import Rows
 from specscope.engine.types import Limits, Sampling
+from specscope.engine.worker import rounds
 from specscope.traces.facts.metrics import measure
 from tests.bench.attention import CASES, Ragged
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.model.test_static import check_static_steps
 from tests.engine.model.tiny import CONFIGS as FAMILIES
 from tests.engine.model.tiny import reference, save
+from tests.engine.run.rounds_on_host import check, counting, on_the_host
 from tests.engine.runtimes.processes import at_span, servers
 from tests.engine.runtimes.test_contract import CONFIGS, PROMPT, WARM, facts
 from tests.engine.trace.watched import CALLS, check_rounds, generated, pair_of, set_up
@@ -108,6 +110,21 @@ def test_static_and_compiled_forwards_decide_as_eager_ones_do(name, opened):
         for mode in ("threads", "threads, static", "threads, compiled")
     ]
     assert facts(runs[1]) == facts(runs[0]) == facts(runs[2])
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("name", ["autoregressive", "speculative", "assisted"])
+def test_rounds_of_the_device_decide_as_rounds_with_a_host(name, sampling, opened, monkeypatch):
+    """Over several graphs: one for each size of the cache that attention reads."""
+    monkeypatch.setattr(rounds, "AHEAD", {DEVICE})
+    how = {"config": CONFIGS[name], "sampling": sampling, "limits": Limits(130)}
+    cluster = opened("threads, static")
+    expected = on_the_host(cluster, name, PROMPT, **how)
+    for _ in range(2):  # the second time all graphs are there
+        with counting() as counts:
+            check(cluster.run(name, PROMPT, **how), expected, tolerance=1e-3)
+        on_one_device = DEVICE == "cuda" and torch.cuda.device_count() == 1
+        assert counts[1] > 20 or not (on_one_device or name == "autoregressive")
 
 
 @pytest.mark.parametrize("mode", ["threads", "threads, static"])
