@@ -31,7 +31,6 @@ from specscope.engine.model.stage import StageIO
 from specscope.engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
 
 if TYPE_CHECKING:
-    from specscope.engine.model.compiled import CompiledLayers
     from specscope.engine.model.compiler import Compiler
     from specscope.engine.model.fuzzy import Fuzzy
 
@@ -119,7 +118,7 @@ class Decoder:
         self.steps: Any = None
         """Runs forwards of few rows in fixed shapes, if set (`engine.model.static.StaticSteps`)."""
         self.compiler: Compiler | None = None
-        self.compiled: CompiledLayers | None = None
+        self.compiled: Any = None
         """The layers of such forwards, compiled (`engine.model.compiled.compile_layers`)."""
 
     def _load_embedding(self, take: Callable[[str], Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from specscope.engine.environment import release
 from specscope.engine.errors import SpecScopeError, WorkerDied, one_line
@@ -38,6 +38,7 @@ from specscope.engine.worker.jobs import (
     Propose,
     Reply,
     Score,
+    Stamp,
 )
 from specscope.engine.worker.worker import Pump
 
@@ -78,8 +79,13 @@ class NodeClock(NamedTuple):
     """The offset is wrong by at most this."""
 
     def local(self, reply: Reply) -> Reply:
-        stamps = (stamp.read(lambda time: time - self.offset) for stamp in reply.stamps)
-        return reply._replace(stamps=tuple(stamps)) if self.offset else reply
+        if not self.offset:
+            return reply
+        judged = reply.judged and reply.judged._replace(stamps=self._here(reply.judged.stamps))
+        return reply._replace(stamps=self._here(reply.stamps), judged=judged)
+
+    def _here(self, stamps: Sequence[Stamp]) -> tuple[Stamp, ...]:
+        return tuple(stamp.read(lambda time: time - self.offset) for stamp in stamps)
 
 
 def compare(there: Callable[[], int], here: Callable[[], int] = time.perf_counter_ns) -> NodeClock:
@@ -250,7 +256,7 @@ class RayWorker(Pump):
 
     def _take(self, number: int) -> Reply:
         job = self._owed[number][0]
-        value, data = super()._take(number)
+        value, data = cast("tuple[Any, Any]", super()._take(number))
         if isinstance(value, BaseException):
             raise value
         self._references.put(self.name, job, data)

@@ -27,9 +27,20 @@ from specscope.engine.runtimes.process import Setup
 from specscope.engine.runtimes.ray.server import RayServer
 from specscope.engine.runtimes.ray.worker import NodeClock, RayNode, References, bytes_of, compare, with_bytes
 from specscope.engine.trace.events import Device
-from specscope.engine.types import Draft, DraftToken, RowRef
+from specscope.engine.types import Draft, DraftToken, Judgement, RowRef
 from specscope.engine.worker.host import Host
-from specscope.engine.worker.jobs import Connect, Import, Judge, JudgeAll, Prefill, Reply, Score, Stage, Stamp
+from specscope.engine.worker.jobs import (
+    Connect,
+    Import,
+    Judge,
+    JudgeAll,
+    Prefill,
+    Reply,
+    Score,
+    Stage,
+    Stamp,
+    Verified,
+)
 from tests.engine.worker.harness import chains
 
 HELD = DevicePlace(SimpleNamespace(id=bytes(8)), 0, Bundle(RayNode("", "", "", 0, own=True), "CPU", ()))
@@ -306,7 +317,9 @@ def test_the_fastest_round_trip_gives_a_clock_and_its_error():
 
     clock = compare(there, lambda: now[0])
     assert clock == (5020, 80)
-    reply = clock.local(Reply(None, (Stamp("verify", 6020, 7020, 1, 0),)))
+    stamp = Stamp("verify", 6020, 7020, 1, 0)
+    reply = clock.local(Reply(None, (stamp,), Verified(Judgement((), 1, "plain", (), ()), (stamp,))))
+    assert reply.judged.stamps == reply.stamps
     assert [(stamp.start, stamp.end) for stamp in reply.stamps] == [(1000, 2000)]
     assert NodeClock().local(reply) is reply
 
