@@ -74,7 +74,7 @@ def devices_of(device: str) -> tuple[Device, ...]:
     if device == "cuda" and not gpus:
         raise UsageError("device is cuda, but this machine has no CUDA device; use cpu")
     if device != "cpu" and gpus:
-        names = [torch.cuda.get_device_name(i) for i in range(gpus)]
+        names = [torch.cuda.get_device_name(i).removeprefix("NVIDIA ") for i in range(gpus)]
         return tuple(Device(f"cuda:{i}", "", f"GPU {i} ({name})", "cuda") for i, name in enumerate(names))
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in sorted(allowed))
