@@ -8,13 +8,13 @@ Static forwards (`specscope.engine.model.static`) run them inside their graphs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from specscope.engine.model.compiler import Compiler
+from specscope.engine.model.compiler import Compiler, fused
 from specscope.engine.model.weights import ACTIVATE
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from specscope.engine.model.weights import Layer
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
-MOST_SHAPES = 512
-"""Shapes of one function; torch's own bound of 8 is below the numbers of rows of two models."""
 
 
 def enter(
@@ -82,15 +80,6 @@ def _sum(shape: ModelShape, x: Tensor, output: Tensor, norm: Callable[[Tensor], 
     output = output if norm is None else norm(output)
     # As floats: a sum inside the product (`addmm`) copies x first, and cannot join the norm.
     return (x.float() + output.float()).to(x.dtype)
-
-
-@cache
-def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that torch compiles once for each shape of its arguments."""
-    from torch._dynamo import config  # takes a second
-
-    config.recompile_limit = config.accumulated_recompile_limit = MOST_SHAPES
-    return torch.compile(function, dynamic=False)
 
 
 def compile_layers(decoder: Decoder, *, waits: bool, wrap: Wrap = fused) -> None:

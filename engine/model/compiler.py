@@ -9,18 +9,38 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Hashable
+from functools import cache
 from typing import Any
 
 import torch
 
+from specscope.engine.files import cache_folder
+
 QUIET_S = 1.0
 """Seconds without a forward of this process that make a pause."""
 
+MOST_SHAPES = 512
+"""Shapes of one function; torch's own bound of 8 is below the numbers of rows of two models."""
 BUSY = threading.Lock()
 """At any time this process captures one CUDA graph, or compiles one function."""
+
+
+@cache
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that torch compiles once for each shape of its arguments.
+
+    The kernels are kept in SpecScope's cache folder: torch runs what it finds there, and its own
+    choice is a folder of /tmp.
+    """
+    from torch._dynamo import config  # takes a second
+
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    config.recompile_limit = config.accumulated_recompile_limit = MOST_SHAPES
+    return torch.compile(function, dynamic=False)
 
 
 class Compiler:

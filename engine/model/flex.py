@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from specscope.engine.model.compiler import fused
 
 BLOCK = 128
 """Cached rows of a block that the kernel reads at once."""
@@ -26,11 +27,10 @@ REPEATS = 20
 """Calls of each way that are timed."""
 
 
-@cache
 def compiled_flex() -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import flex_attention  # takes a second
 
-    return torch.compile(flex_attention, dynamic=False)
+    return fused(flex_attention)
 
 
 class Flex:
