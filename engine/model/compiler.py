@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -114,4 +115,6 @@ class Compiler:
             with BUSY, here, torch.inference_mode():
                 self._made[key] = make()
         except Exception as error:  # noqa: BLE001 - of any part of torch's compiler
-            self.failed = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            text, *_ = f"{type(error).__name__}: {error}".split("Set TORCHDYNAMO_VERBOSE")
+            self.failed = " ".join(text.split())[:300]
+            sys.stderr.write(f"specscope: layers are not compiled, static forwards go on: {self.failed}\n")

@@ -145,7 +145,7 @@ def test_forwards_put_compiling_off(monkeypatch):
     assert busy[0] >= 0.5
 
 
-def test_a_failure_leaves_static_forwards_and_is_named(llama):
+def test_a_failure_leaves_static_forwards_and_is_named(llama, capsys):
     def broken(function):
         def call(*given):
             raise RuntimeError("no compiler\n  is installed")
@@ -161,6 +161,9 @@ def test_a_failure_leaves_static_forwards_and_is_named(llama):
         outputs.append(model.forward(cache, Rows.chain(0, np.arange(3), 0), np.arange(3)).logits)
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
     assert decoder.compiler.failed == "RuntimeError: no compiler is installed"
+    assert capsys.readouterr().err == (
+        "specscope: layers are not compiled, static forwards go on: RuntimeError: no compiler is installed\n"
+    )
     assert decoder.compiler.get("another", pytest.fail) is None
 
 
