@@ -185,8 +185,8 @@ def check_caches(
     memory: Memory,
     held: Sequence[Part],
     run: RunSize,
-) -> None:
-    """Check that the KV caches of a run fit into the free memory of its devices.
+) -> list[CacheMemory]:
+    """Return what caches take, if those of a run fit into the free memory of its devices.
 
     Args:
         workers: All single workers, those that take no part in the run included.
@@ -197,7 +197,8 @@ def check_caches(
     """
     devices = {memory.name(worker.devices[0]): worker.devices[0] for worker in workers}
     sharing = defaultdict[str, list[CacheMemory]](list)
-    for worker, taken in zip(workers, caches_of(workers, models, run.begin), strict=True):
+    found = caches_of(workers, models, run.begin)
+    for worker, taken in zip(workers, found, strict=True):
         sharing[memory.name(worker.devices[0])].append(taken)
     for name, caches in sharing.items():
         left = memory.free(devices[name], held) + sum(taken.spare for taken in caches)
@@ -205,6 +206,7 @@ def check_caches(
             left -= sum(taken.held for taken in caches)
         if sum(taken.more for taken in caches) > max(0, left):
             raise _out_of_memory(name, left, caches, run)
+    return found
 
 
 def caches_of(

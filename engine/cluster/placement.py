@@ -28,7 +28,7 @@ from specscope.engine.layout import Layout
 from specscope.engine.runtimes.ensemble import Ensemble, group_of, pipeline_of, ranks_of
 from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.trace.events import Device
-from specscope.engine.worker.jobs import Connect, Facts, Load, Reply
+from specscope.engine.worker.jobs import CacheMemory, Connect, Facts, Load, Reply
 from specscope.engine.worker.shared import QBuffer
 from specscope.engine.worker.worker import Worker
 
@@ -156,9 +156,9 @@ class Placement:
         models = names_on_workers(assigned, drafters)
         return RunWorkers(workers, drafters, labelled_devices(assigned, drafters), q_buffers, models)
 
-    def check_caches(self, workers: RunWorkers, run: RunSize) -> None:
+    def check_caches(self, workers: RunWorkers, run: RunSize) -> list[CacheMemory]:
         """Check that a run's KV caches fit into free memory (see `engine.cluster.memory`)."""
-        check_caches(self.workers, workers.models, self.pool.memory, self._held, run)
+        return check_caches(self.workers, workers.models, self.pool.memory, self._held, run)
 
     def _worker(self, assignment: Assignment) -> Worker:
         name = assignment.name

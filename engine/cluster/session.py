@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from inspect import signature
@@ -39,7 +40,7 @@ from specscope.engine.runtimes.ensemble import Ensemble
 from specscope.engine.trace.events import Header
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
-from specscope.engine.worker.jobs import Measure
+from specscope.engine.worker.jobs import CacheMemory, Measure
 from specscope.engine.worker.worker import Worker
 
 
@@ -192,11 +193,11 @@ class Cluster:
     def _execute(self, request: Request, listener: Listener | None, cancel: threading.Event) -> Trace:
         workers = self.placement.workers_for(request.layout, request.head)
         begin = request.begin(self.placement.vocab_size, next(self._numbers))
-        self.placement.check_caches(workers, request.size(begin))
+        caches = self.placement.check_caches(workers, request.size(begin))
         need = Need(begin.slots, begin.capacity, request.head.config if request.head else None)
         self.placement.pool.check_run(request.layout, need)
-        clocks = aligned_clocks(workers.members, self.placement.clock_errors)
-        recording = Recording(self._header(request, workers, clocks), listener)
+        facts = aligned_clocks(workers.members, self.placement.clock_errors) | _compiled(caches)
+        recording = Recording(self._header(request, workers, facts), listener)
         execution = Execution(request, self.pair, self._pieces, workers, begin, recording, cancel)
         try:
             execution.execute(self.placement)
@@ -294,7 +295,7 @@ class Cluster:
             head.check_length(request.longest)
         return replace(request, layout=layout, head=head)
 
-    def _header(self, request: Request, workers: RunWorkers, nodes: dict[str, Any]) -> Header:
+    def _header(self, request: Request, workers: RunWorkers, more: dict[str, Any]) -> Header:
         placement, limits = self.placement, request.limits
         return Header(
             run_id=uuid.uuid4().hex[:12],
@@ -311,7 +312,7 @@ class Cluster:
             devices=workers.devices,
             target_path=str(self.pair.target_path),
             drafter_path=str(self.pair.drafter_path or ""),
-            environment=environment() | self._facts(request, workers) | nodes,
+            environment=environment() | self._facts(request, workers) | more,
             group=request.group,
             lossless=request.method.lossless(request.cfg) or request.sampling.greedy,
         )
@@ -350,3 +351,11 @@ _ARGUMENTS = [*names_of(signature(Cluster.run)), *Plain.__annotations__]
 def _open(method: Method, given: Any, planned: Any) -> dict[str, Any]:
     values = {s.name: getattr(given, s.name) for s in method.settings()}
     return {name: value for name, value in values.items() if getattr(planned, name) != value}
+
+
+def _compiled(caches: Sequence[CacheMemory]) -> dict[str, Any]:
+    """Return the numbers of rows of each model's forwards whose layers are compiled, if any are."""
+    rows = defaultdict[str, set[int]](set)
+    for name, number in (pair for cache in caches for pair in cache.compiled):
+        rows[name].add(number)
+    return {"compiled": {name: sorted(counts) for name, counts in rows.items()}} if rows else {}

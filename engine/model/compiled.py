@@ -108,6 +108,11 @@ class CompiledLayers:
         self._like, self._compiler = decoder.layers[0].mlp_norm.weight, compiler
         self._enter, self._between, self._leave = wrap(enter), wrap(between), wrap(leave)
 
+    @property
+    def rows(self) -> list[int]:
+        """The numbers of rows of which the next run has compiled layers from its start."""
+        return sorted(number for kind, number, *_ in self._compiler.made if kind == "layers")
+
     def has(self, rows: int) -> bool:
         """Return whether the functions of T rows are ready (see `Compiler.get`)."""
         return bool(self._compiler.get(("layers", rows), partial(self._make, rows)))

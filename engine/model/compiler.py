@@ -80,6 +80,11 @@ class Compiler:
             self._asked.setdefault(key, make)
         return self._ready.get(key)
 
+    @property
+    def made(self) -> list[Any]:
+        """The keys of all functions that have been compiled."""
+        return list(self._made)
+
     def begin(self) -> None:
         """Begin a run: what was compiled since the last one is ready."""
         if len(self._made) > len(self._ready):

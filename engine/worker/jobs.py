@@ -342,6 +342,8 @@ class CacheMemory(NamedTuple):
     """What torch keeps of a GPU's memory without using it."""
     exact: bool = False
     """Whether a number takes more than two bytes."""
+    compiled: tuple[tuple[str, int], ...] = ()
+    """Model and number of rows of the static forwards whose layers will be compiled in the run."""
 
 
 class Grown(NamedTuple):

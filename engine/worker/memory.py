@@ -6,7 +6,7 @@ import gc
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,7 @@ import torch
 from specscope.engine.checkpoints.progress import megabytes
 from specscope.engine.errors import OutOfMemory
 from specscope.engine.model.cache import Cache
+from specscope.engine.model.decoder import Decoder
 from specscope.engine.worker.forwards import Forwards, next_size
 from specscope.engine.worker.jobs import AskCaches, CacheMemory, Job, Load
 
@@ -51,7 +52,17 @@ def taken(forwards: Forwards, job: AskCaches) -> CacheMemory:
     models = [forwards.models[name] for name in rows if name in forwards.models]
     exact = any(getattr(model, "dtype", torch.int8).itemsize > 2 for model in models)
     row = sum(rows.values())
-    return CacheMemory(sum(held.values()), more - dropped, row, _spare(), exact)
+    return CacheMemory(sum(held.values()), more - dropped, row, _spare(), exact, _compiled(forwards, rows))
+
+
+def _compiled(forwards: Forwards, names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    models = [(name, forwards.models.get(name)) for name in names]
+    return tuple(
+        (name, count)
+        for name, model in models
+        if isinstance(model, Decoder) and model.compiled is not None
+        for count in model.compiled.rows
+    )
 
 
 def _row(forwards: Forwards, name: str, kept: Mapping[str, tuple[int, ...]]) -> int:

@@ -77,7 +77,7 @@ MB = 10**6
         ([40 * MB, 30 * MB], "cuda:0/drafter", ["cuda:0/target", "cuda:1"], [4, 4]),
         ([60 * MB, 30 * MB], "cuda:1", ["cuda:0"], []),
         ([60 * MB, 5 * MB, 40 * MB, 30 * MB], "cuda:3", ["cuda:0"], []),
-        ([60 * MB, 5 * MB], "cuda:0/drafter", ["cuda:0/target"], []),
+        ([60 * MB, 5 * MB], "cuda:0/target", ["cuda:0/target"], []),  # they take turns on one worker
     ],
 )
 def test_the_target_gets_the_devices_after_the_drafters_or_its_own_and_then_what_it_leaves(

@@ -9,6 +9,8 @@ import torch
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import flex_attention
 
+import specscope
+from specscope.engine.checkpoints import loader
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.model import attention, compiler, flex
 from specscope.engine.model.compiled import compile_layers
@@ -182,3 +184,16 @@ def test_the_fastest_way_that_works_is_chosen():
     cpu = torch.device("cpu")
     assert flex.fastest({"a": slow, "b": quick, "c": broken}, cpu) == "b"
     assert flex.fastest({"c": broken, "a": slow}, cpu) == "a"
+
+
+def test_the_header_names_the_forwards_whose_layers_are_compiled(monkeypatch):
+    monkeypatch.setattr(loader, "compile_layers", partial(compile_layers, **AS_THEY_ARE))
+    with specscope.open("bundled", runtime="local-thread", forward="compiled") as cluster:
+        first, second = (
+            cluster.run("speculative", "A fox", config={"gamma": 3}, max_new_tokens=9).header.environment
+            for _ in range(2)
+        )
+    assert first["forward"] == second["forward"] == "compiled"
+    assert "compiled" not in first
+    assert set(second["compiled"]) == {"target", "drafter"}
+    assert {1, 4} & set(second["compiled"]["target"])
