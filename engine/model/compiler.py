@@ -26,6 +26,8 @@ QUIET_S = 1.0
 
 MOST_SHAPES = 512
 """Shapes of one function; torch's own bound of 8 is below the numbers of rows of two models."""
+PROCESSES = 4
+"""In which torch compiles kernels at most; its own choice is one for each core, up to 32."""
 BUSY = threading.Lock()
 """At any time this process captures one CUDA graph, or compiles one function."""
 
@@ -37,9 +39,10 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     The kernels are kept in SpecScope's cache folder: torch runs what it finds there, and its own
     choice is a folder of /tmp.
     """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(PROCESSES))
     from torch._dynamo import config  # takes a second
 
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     config.recompile_limit = config.accumulated_recompile_limit = MOST_SHAPES
     return torch.compile(function, dynamic=False)
 
