@@ -18,7 +18,7 @@ from specscope.app.bars import DownloadBar
 from specscope.app.cli.options import MODELS, PLACE, is_measured, values_of
 from specscope.engine.errors import StoreMissing, UsageError, shown
 from specscope.engine.files import replacing
-from specscope.engine.trace.events import Commit
+from specscope.engine.trace.events import Commit, Header
 
 if TYPE_CHECKING:
     from specscope.app.busy import ProcessorTime
@@ -136,19 +136,26 @@ def recorded(
             status.hide()
             print(printable(text), end="", flush=True)
 
+    def works(text: str) -> None:
+        status.text = f"{text}; Ctrl-C stops it"
+        if not status.shown:
+            print(f"specscope: {status.text}", file=sys.stderr, flush=True)
+
     def measuring() -> None:
         from specscope.engine.cluster.probing import BUDGET_S, VERIFY_S
 
         seconds = f"{BUDGET_S:.0f} to {BUDGET_S + VERIFY_S:.0f} s, once on this machine"
-        status.text = f"measuring {cluster.pair.name} for {title}: {seconds}; Ctrl-C stops it"
-        if not status.shown:
-            print(f"specscope: {status.text}", file=sys.stderr, flush=True)
+        works(f"measuring {cluster.pair.name} for {title}: {seconds}")
 
     begun = False
     with store.listening() as record:
 
         def listen(event: Any) -> None:
             nonlocal begun
+            if isinstance(event, Header) and _compiles(event):
+                works(
+                    f"compiling layers of {cluster.pair.name}: seconds for each number of rows, kept on this disk"
+                )
             begun = True
             record(event)
             if isinstance(event, Commit):
@@ -160,6 +167,11 @@ def recorded(
         finally:
             if stream and begun:
                 print()
+
+
+def _compiles(header: Header) -> bool:
+    """Return whether a run begins with compiling its layers."""
+    return header.environment.get("forward") == "compiled" and "compiled" not in header.environment
 
 
 def check_output(path: Path | None) -> None:

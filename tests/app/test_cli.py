@@ -9,6 +9,7 @@ import re
 import subprocess
 import tomllib
 import unicodedata
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +17,12 @@ import pytest
 
 import specscope
 from specscope.app.cli import COMMANDS, common
-from specscope.engine.checkpoints import catalog
+from specscope.engine.checkpoints import catalog, loader
 from specscope.engine.checkpoints.catalog import PAIRS
 from specscope.engine.methods import METHODS
+from specscope.engine.model.compiled import compile_layers
 from specscope.traces.view.document import view_model
-from tests.app.commands import IMPORTED, VIRTUAL, answer, printed, prompt_file, refused
+from tests.app.commands import IMPORTED, VIRTUAL, answer, call, printed, prompt_file, refused
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.pairs import make_pair
 
@@ -52,6 +54,16 @@ def test_run_prints_the_contract(capsys, db):
     assert (result["tp"], result["drafter_tp"], result["models"]) == (1, 1, "bundled")
     assert (result["runtime"], result["profile"]) == ("virtual", "pearl-4xA100")
     assert len(result["token_ids"]) == result["metrics"]["tokens"] <= 8
+
+
+def test_compiling_is_named_while_nothing_is_compiled(capsys, db, monkeypatch):
+    monkeypatch.setattr(loader, "compile_layers", partial(compile_layers, wrap=lambda function: function))
+    given = ("--runtime", "local-thread", "--max-new-tokens", "4", "--db", str(db), "--pair", "bundled")
+    command = ("compare", "--methods", "autoregressive,speculative", "--prompt", "A fox", *given)
+    code, _, err = call(capsys, *command, "--forward", "compiled")
+    assert code == 0
+    assert err.count("compiling layers of bundled: seconds for each number of rows") == 1
+    assert "compiling" not in call(capsys, *command)[2]
 
 
 def test_dsi_takes_several_drafters(capsys, db):
