@@ -58,7 +58,7 @@ def test_run_prints_the_contract(capsys, db):
 
 def test_compiling_is_named_while_nothing_is_compiled(capsys, db, monkeypatch):
     monkeypatch.setattr(loader, "compile_layers", partial(compile_layers, wrap=lambda function: function))
-    given = ("--runtime", "local-thread", "--max-new-tokens", "4", "--db", str(db), "--pair", "bundled")
+    given = ("--runtime", "local-thread", "--max-new-tokens", "4", "--pair", "bundled", *db)
     command = ("compare", "--methods", "autoregressive,speculative", "--prompt", "A fox", *given)
     code, _, err = call(capsys, *command, "--forward", "compiled")
     assert code == 0
