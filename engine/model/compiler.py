@@ -103,6 +103,7 @@ class Compiler:
             self._thread.start()
 
     def close(self) -> None:
+        """Compile nothing more; wait for what is being compiled."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()

@@ -54,9 +54,10 @@ class ThreadWorker(Pump):
         """Do nothing: a thread cannot be ended from outside."""
 
     def close(self) -> None:
-        """End the thread after its current forward."""
+        """End the thread after its current forward; nothing is compiled for its models any more."""
         self._jobs.put(None)
         self._thread.join(timeout=10)
+        self._host.forwards.close()
 
     def _serve(self) -> None:
         torch.set_num_threads(self._threads)

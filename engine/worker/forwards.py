@@ -23,6 +23,7 @@ from specscope.engine.heads.drafting import Head
 from specscope.engine.layout import Packing
 from specscope.engine.model.cache import Cache
 from specscope.engine.model.clock import Clock
+from specscope.engine.model.compiler import Compiler
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.fused import FusedDrafts
 from specscope.engine.model.fuzzy import Fuzzy
@@ -77,15 +78,22 @@ class Forwards:
         if (size := next_size(self.size, run.slots, run.capacity)) != self.size:
             self.size, self.caches = size, {}
         self._slots, self._free = {}, list(range(run.slots))[::-1]
-        for model in self.models.values():
-            if isinstance(model, Decoder) and model.compiler is not None:
-                model.compiler.begin()
+        for compiler in self._compilers():
+            compiler.begin()
         for name, cache in self.caches.items():
             if isinstance(cache, Cache) and not self._kept_states.get(name):
                 cache.features = None
             cache.seed = run.sampling.seed
             for slot in range(run.slots):
                 cache.reset(slot)
+
+    def close(self) -> None:
+        for compiler in self._compilers():
+            compiler.close()
+
+    def _compilers(self) -> Iterable[Compiler]:
+        decoders = (model for model in self.models.values() if isinstance(model, Decoder))
+        return (decoder.compiler for decoder in decoders if decoder.compiler is not None)
 
     def clear(self) -> None:
         self.size, self.caches = (0, 0), {}

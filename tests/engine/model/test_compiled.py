@@ -197,3 +197,19 @@ def test_the_header_names_the_forwards_whose_layers_are_compiled(monkeypatch):
     assert "compiled" not in first
     assert set(second["compiled"]) == {"target", "drafter"}
     assert {1, 4} & set(second["compiled"]["target"])
+
+
+def test_nothing_is_compiled_for_a_closed_cluster(monkeypatch):
+    monkeypatch.setattr(compiler, "QUIET_S", 3600.0)
+    made = []
+    monkeypatch.setattr(Compiler, "_make", lambda self, key, make: made.append(key))
+    waiting = Compiler(torch.device("cpu"), waits=False)
+    waiting.get("a", list)
+    waiting.used()
+    monkeypatch.setattr(
+        loader, "compile_layers", lambda decoder, waits: setattr(decoder, "compiler", waiting)
+    )
+    with specscope.open("bundled", runtime="local-thread", forward="compiled"):
+        assert waiting._thread is not None
+    assert not made
+    assert waiting._thread is None
