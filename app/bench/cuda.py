@@ -191,7 +191,8 @@ class Cached:
         self.cache = decoder.new_cache(1, CACHED + 64)
         self._steps = {kind: StaticSteps(decoder) for kind in ("static", "compiled")}
         compile_layers(decoder, waits=True)
-        self._compiled, decoder.compiled = decoder.compiled, None
+        self._compiled = decoder.compiler, decoder.compiled
+        decoder.compiler = decoder.compiled = None
         ids = np.ones(CACHED, dtype=np.int64)
         decoder.forward(self.cache, Rows.chain(0, ids, 0), np.empty(0, dtype=np.int64))
 
@@ -213,11 +214,13 @@ class Cached:
     def in_steps(self, kind: str = "compiled") -> Generator[None]:
         """Run forwards as `--forward` static or compiled does; others are eager."""
         decoder = self.decoder
-        decoder.steps, decoder.compiled = self._steps[kind], self._compiled if kind == "compiled" else None
+        decoder.steps = self._steps[kind]
+        if kind == "compiled":
+            decoder.compiler, decoder.compiled = self._compiled
         try:
             yield
         finally:
-            decoder.steps = decoder.compiled = None
+            decoder.steps = decoder.compiler = decoder.compiled = None
 
     def static(self, rows: int) -> list[int]:
         with self.in_steps("static"):

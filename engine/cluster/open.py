@@ -185,7 +185,7 @@ def local_pool(
     options.check_devices(len(devices), drafter=pair.drafter_path is not None)
     limits = Memory(parse_limits(options.memory, devices)) if options.memory else Memory()
     pool = split_by_memory(local_devices(pair, options, devices, memory=limits), tokens)
-    if pool.spans and options.forward not in ("auto", "eager"):
+    if pool.spans and options.is_static:
         raise UsageError(
             f"the target is split by layers over {len(pool.spans)} devices, and a split target has eager forwards "
             f"only; leave forward {options.forward} out"
@@ -203,7 +203,7 @@ def _with_eager_experts(pair: Pair, options: Options) -> Options:
     mixtures = [model for model, path in pair.models.items() if shape_of(path).mixture is not None]
     if not mixtures:
         return options
-    if options.forward not in ("auto", "eager"):
+    if options.is_static:
         raise UsageError(
             f"the {mixtures[0]} is a mixture of experts, which has eager forwards only; leave forward {options.forward} out"
         )

@@ -96,6 +96,11 @@ class Options:
                 f"tp is {self.tp} and drafter_tp is {self.drafter_tp}, but models are split by tensors over "
                 f"processes: use the runtime local-process or ray instead of {self.runtime}, or leave both at 1"
             )
+        if self.is_sharded and self.forward == "compiled":
+            raise UsageError(
+                f"forward is compiled, but models are split by tensors (tp {self.tp}, drafter_tp {self.drafter_tp}), "
+                "and the layers of a split model are not compiled; use static, or leave forward out"
+            )
         if self.memory and self.runtime in ("virtual", "ray"):
             raise UsageError(
                 f"memory {shown(self.memory)} is for local devices; leave it out with the runtime {self.runtime}"
@@ -104,7 +109,7 @@ class Options:
     def _virtual_error(self) -> str:
         if self.profile is None:
             return "the runtime virtual needs a profile"
-        if self.forward not in ("auto", "eager") or self.dtype != "auto":
+        if self.is_static or self.dtype != "auto":
             return (
                 f"forward {self.forward} and dtype {self.dtype} are for local devices; the runtime virtual takes "
                 "auto only"
@@ -118,6 +123,11 @@ class Options:
         if self.tokens != "pair":
             return "recorded or Bernoulli tokens need the runtime virtual and a profile"
         return ""
+
+    @property
+    def is_static(self) -> bool:
+        """Whether fixed shapes are asked for, compiled or not."""
+        return self.forward in ("static", "compiled")
 
     @property
     def is_sharded(self) -> bool:

@@ -8,7 +8,7 @@ of EMS-SD (section 3.1).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -197,11 +197,7 @@ class PaddedAttention:
         self._length, self._indices, self._cap = length, indices, shape.attention_cap
         self._slots = torch.arange(len(slots), device=indices.device).repeat_interleave(rows)
         kv = cache.tensor.narrow(1, slots.start, len(slots))
-        self._kv = kv.unbind(0)
-        self.lines = cache.tensor.view(shape.layers, -1, shape.head_dim).unbind(0)
-        """Of each layer, a line for each slot, head of keys, then of values, and cache row."""
-        heads = torch.arange(2 * shape.kv_heads, device=indices.device)
-        self._firsts = (self._slots[:, None] + slots.start) * len(heads) + heads
+        self._kv, self._cached, self._first_slot = kv.unbind(0), cache.tensor, slots.start
         keys, values = kv.narrow(3, 0, length).chunk(2, 2)
         self._keys, self._values = keys.unbind(0), values.unbind(0)
         self._new_kv = buffers.kv.narrow(1, first, count).transpose(0, 1)
@@ -247,10 +243,21 @@ class PaddedAttention:
         mask = self._new_kv.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
         return mask[:, None, None].expand(-1, -1, self._split[3], -1, -1).flatten(2, 3)
 
+    @cached_property
+    def lines(self) -> tuple[Tensor, ...]:
+        """Of each layer, a line for each slot, head of keys, then of values, and cache row."""
+        return self._cached.flatten(1, 3).unbind(0)
+
+    @cached_property
+    def _first_lines(self) -> Tensor:
+        """The line of cache row 0 of each new row's slot, for each head, (S R, 2 x kv_heads)."""
+        heads, rows = self._cached.shape[2:4]
+        numbers = torch.arange(heads, device=self._slots.device)
+        return ((self._slots[:, None] + self._first_slot) * heads + numbers) * rows
+
     def places(self) -> Tensor:
         """Return the lines of the new rows' keys and values, (S R, 2 x kv_heads)."""
-        rows = self._kv[0].shape[2]
-        return self._firsts * rows + self._indices[:, None]
+        return self._first_lines + self._indices[:, None]
 
     def run(self, layer: int, window: int | None) -> None:
         self._kv[layer][self._slots, :, self._indices] = self._new_kv

@@ -124,7 +124,8 @@ class CompiledLayers:
             (rows, shape.heads + shape.kv_heads, shape.head_dim // 2, 2), dtype=torch.float32
         )
         places = torch.zeros((rows, 2 * shape.kv_heads), dtype=torch.int64, device=x.device)
-        with torch.inference_mode(mode=False):  # as caches are made; a compiled function tells them apart
+        # Caches are made outside of inference mode; a function is compiled for such tensors only.
+        with torch.inference_mode(mode=False):
             kv = _any_length(
                 torch.zeros((16 * shape.kv_heads, shape.head_dim), dtype=x.dtype, device=x.device)
             )

@@ -238,7 +238,7 @@ class DraftLevels:
         self.facts = torch.cat([part.double() for part in _facts(drafted, self._levels)], 1)
 
     def read(self, facts: Tensor, qs: Sequence[Tensor], clock: Clock) -> Drafted:
-        """Return the draft of what traveled to the host: facts, (B, n), and q of drawn levels."""
+        """Return the draft, from its facts, (B, n), and the q of its drawn levels on the host."""
         parts = facts.split([choice.width for choice in self._levels], 1)
         each = zip(self._levels, parts, qs or [None] * len(parts), strict=True)
         levels = [choice.read(part, q) for choice, part, q in each]

@@ -186,6 +186,7 @@ def test_a_run_of_auto_begins_statically_and_the_next_one_after_a_pause_is_compi
         time.sleep(20 if DEVICE == "cuda" else 2)
         runs.append(cluster.run("autoregressive", PROMPT, limits=LIMITS))
     assert runs[0].token_ids() == runs[1].token_ids()
+    assert ["compiled" in run.header.environment for run in runs] == [False, DEVICE == "cuda"]
 
 
 def test_logits_on_the_gpu_equal_the_cpu_s(pair):

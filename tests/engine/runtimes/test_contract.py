@@ -321,6 +321,7 @@ def test_a_batch_decides_the_same_in_static_forwards(unpad, eager_and_static):
             {"runtime": "virtual", "profile": "pearl-4xA100", "forward": "static"},
             "runtime virtual takes auto only",
         ),
+        ({"forward": "compiled", "tp": 2}, "forward is compiled, .* use static, or leave forward out"),
         ({"forward": "fast"}, "no forward 'fast'; choose one of auto, eager, static, compiled"),
         ({"dtype": "int4"}, "no dtype 'int4'; choose one of auto, float32, bfloat16"),
     ],
