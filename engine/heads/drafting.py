@@ -136,6 +136,25 @@ class HeadForwards(Protocol):
         ...
 
 
+class AtOnce(NamedTuple):
+    """All levels of a head without a layer, from one state of the target."""
+
+    logits: Callable[[Tensor, int], Tensor]
+    """Maps B states, (B, D), to the logits of the first levels, (B, levels, N)."""
+    work: Callable[[int], Work]
+    """Of so many levels for one sequence."""
+
+
+class ByPath(NamedTuple):
+    """A level of a head without a layer, from one state of the target and the tokens after it."""
+
+    logits: Callable[[Tensor, Tensor], Tensor]
+    """Maps R states, (R, D), and paths of token ids from the last known one on, (R, i + 1), to the
+    logits of level i + 1, (R, N)."""
+    work: Callable[[int], Work]
+    """Of level i, from 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """A loaded head, beside its target."""
@@ -146,3 +165,5 @@ class Head:
     layer: HeadLayer | None = None
     keeps: tuple[int, ...] = ()
     """Hidden states of its layer that are kept, because the next level reads them."""
+    from_state: AtOnce | ByPath | None = None
+    """What a head without a layer computes."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,13 +20,12 @@ from torch.nn import functional
 from specscope.engine.checkpoints.checkpoint import Checkpoint
 from specscope.engine.errors import ModelError
 from specscope.engine.heads.config import HeadConfig
-from specscope.engine.heads.drafting import Columns, Growing, HeadForwards, LevelLogits
+from specscope.engine.heads.drafting import AtOnce, Columns, Growing, HeadForwards, LevelLogits
 from specscope.engine.heads.packed import PackedLayer
 from specscope.engine.heads.published import Published
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.shape import ModelShape
 from specscope.engine.model.shard import SplitHead
-from specscope.engine.model.slots import Rows
 from specscope.engine.model.weights import Linear
 
 
@@ -122,12 +120,8 @@ def decoder_layer(
     def take(name: str) -> Tensor:
         return head.get_parameter(name.removeprefix("model.")).detach()
 
-    def inputs(rows: Rows, embedded: Tensor) -> tuple[Tensor, Tensor | None]:
-        assert rows.vectors is not None, "a head's rows carry states"
-        return head.inputs(torch.from_numpy(np.maximum(-rows.tokens, 0)), embedded, rows.vectors)
-
     embedding, lm_head = ends
-    more: dict[str, Any] = {"embedding": embedding, "head": lm_head, "make_inputs": inputs}
+    more: dict[str, Any] = {"embedding": embedding, "head": lm_head, "make_inputs": head.inputs}
     decoder = Decoder(shape, take, "drafter", **more, mask_tokens=masks, bits=8)
     del head.layers  # the decoder has its own form of these matrices
     return decoder
@@ -167,6 +161,19 @@ def draft_at_once(
         return [rows[tree.prefix.sequence][masked_tail + tree.depth][None] for tree in trees]
 
     return logits
+
+
+def draft_from_state(source: AtOnce) -> Callable[[HeadForwards], LevelLogits]:
+    def draft(forwards: HeadForwards) -> LevelLogits:
+        def compute(trees: Sequence[Growing]) -> Sequence[Tensor]:
+            count, states = max(tree.levels for tree in trees), forwards.target_states(trees)
+            work = source.work(count)
+            work = work._replace(outputs=work.outputs * len(trees))
+            return forwards.timed(trees, len(trees), work, lambda: source.logits(states, count)).unbind()
+
+        return draft_at_once(compute)
+
+    return draft
 
 
 def draft_in_one_forward(forwards: HeadForwards) -> LevelLogits:

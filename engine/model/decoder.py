@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from specscope.engine.model.compiler import Compiler
     from specscope.engine.model.fuzzy import Fuzzy
 
-    MakeInputs = Callable[[Rows, Tensor], tuple[Tensor, Tensor | None]]
-    """(rows, embeddings (T, D)) -> (residual input (T, D), attention input (T, any width)).
+    MakeInputs = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+    """(masks (T,), embeddings (T, D), vectors (T, D)) -> residual input (T, D), attention input.
 
-    Without an attention input, attention reads the normed residual input."""
+    `masks` has the number of each row's mask, from 1, and 0 for other rows. Without an attention
+    input, (T, any width), attention reads the normed residual input."""
 
 
 class Given(NamedTuple):
@@ -263,7 +264,10 @@ class Decoder:
         """Return the first layer's inputs in a whole model; see `MakeInputs`."""
         ids = rows.tokens if self.make_inputs is None else np.maximum(rows.tokens, 0)
         x = self.embedding.index_select(0, torch.from_numpy(ids).to(self.device))
-        return (x, None) if self.make_inputs is None else self.make_inputs(rows, x)
+        if self.make_inputs is None:
+            return x, None
+        assert rows.vectors is not None, "a head's rows carry states"
+        return self.make_inputs(torch.from_numpy(np.maximum(-rows.tokens, 0)), x, rows.vectors)
 
     def _given(self, rows: Rows) -> Given | None:
         """Return the rows of a block drafter that are no part of a block."""

@@ -252,8 +252,8 @@ class Model:
         return drafts
 
     def _at_once(self, job: Propose) -> Propose:
-        """Return a job that verifies its chain at once, if the target is on this worker."""
-        if self.verifier is None or not job.chain or len(job.prefixes) != 1:
+        """Return a job that verifies its draft at once, if the target is on this worker."""
+        if self.verifier is None or len(job.prefixes) != 1:
             return job
         if self.verifier.has_early:  # the method verifies other drafts than those it asks for
             self._ahead.end()

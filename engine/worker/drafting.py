@@ -31,7 +31,7 @@ from specscope.engine.worker.jobs import Grown, Propose, Stamp
 
 if TYPE_CHECKING:
     from specscope.engine.drafting.tree import LevelPlan
-    from specscope.engine.model.fused import ChosenLevel
+    from specscope.engine.model.levels import ChosenLevel
     from specscope.engine.worker.rounds import Found
 
 
@@ -90,15 +90,22 @@ def draft(
     return tuple(tree.kept() for tree in trees)
 
 
-def read_chain(
+def read_round(
     job: Propose, drafting: Drafting, found: Found, stamps: list[Stamp]
 ) -> tuple[tuple[Grown, ...], ...]:
     """Return the drafts of a round that the device made, as `draft` does."""
     assert found.facts.drafted is not None, "it has drafted"
-    tree = TreeBuilder(job.prefixes[0], job.levels[0], job.rows[0], job, drafting, Columns())
+    columns = found.head.columns if found.head else Columns()
+    tree = TreeBuilder(job.prefixes[0], job.levels[0], job.rows[0], job, drafting, columns)
+    before = 0
     for number, level in enumerate(found.facts.drafted.levels):
-        stamps.append(found.drafting(number))
-        _add(tree, level, 0, number)
+        if not tree.grows:
+            break
+        if number < found.forwards:
+            rows = len(tree.frontier) if number else 0
+            stamps.append(found.drafting(number, rows, before))
+            before += rows
+        _add(tree, level, 0, min(number, found.forwards - 1))
     return (tree.kept(),)
 
 

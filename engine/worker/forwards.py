@@ -81,7 +81,7 @@ class Forwards:
         for compiler in self._compilers():
             compiler.begin()
         for name, cache in self.caches.items():
-            if isinstance(cache, Cache) and not self._kept_states.get(name):
+            if isinstance(cache, Cache) and not self.keeps(name):
                 cache.features = None
             cache.seed = run.sampling.seed
             for slot in range(run.slots):
@@ -150,9 +150,9 @@ class Forwards:
     def cached(self, name: str, prefix: Prefix) -> int:
         return len(self.cache(name).match(self.slot(prefix.sequence), prefix.tokens, len(prefix)))
 
-    def keeps(self, name: str) -> bool:
-        """Return whether the run keeps hidden states of a model's rows."""
-        return bool(self._kept_states.get(name))
+    def keeps(self, name: str) -> tuple[int, ...]:
+        """Return the hidden states that the run keeps of a model's rows."""
+        return self._kept_states.get(name, ())
 
     def record_lengths(self, prefixes: Sequence[Prefix]) -> None:
         """Record each sequence's length after a round, for the padding of KV rows."""
@@ -242,7 +242,7 @@ class Forwards:
         cache = self.cache(name)
         blocks.sort(key=lambda block: block.slot)  # adjacent slots are read as one
         rows, want, context = self._pack(cache, blocks)
-        hidden = self._kept_states.get(name, ())
+        hidden = self.keeps(name)
         model = self.models[name]
         try:
             out = model.forward(cache, rows, want, hidden, fuzzy=fuzzy, stage_io=stage_io, stopped=stopped)

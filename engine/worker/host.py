@@ -28,11 +28,11 @@ from specscope.engine.model.language import LanguageModel, never
 from specscope.engine.model.shard import Ranks
 from specscope.engine.model.stage import StageIO
 from specscope.engine.sampling.accept import judge
-from specscope.engine.sampling.chain import ChainRows
 from specscope.engine.sampling.draws import Draws, argmax
 from specscope.engine.sampling.rows import Case, read
+from specscope.engine.sampling.verdict import TreeRows
 from specscope.engine.types import Draft, DraftToken, Judgement, Prefix, RowRef, Sampling
-from specscope.engine.worker.drafting import Drafting, draft, prefill, read_chain
+from specscope.engine.worker.drafting import Drafting, draft, prefill, read_round
 from specscope.engine.worker.exchange import Exchange, ProcessRanks
 from specscope.engine.worker.fan import fan
 from specscope.engine.worker.forwards import NO_DRAFT, Forwards, measure
@@ -264,29 +264,32 @@ class Host:
         found = self.rounds.run(job)
         if found is None:
             return draft(self.forwards, job, drafting, stamps, stopped), None
-        trees = read_chain(job, drafting, found, stamps)
+        trees = read_round(job, drafting, found, stamps)
         tokens = (
             DraftToken(n.id, n.parent, None if n.row < 0 else RowRef(self._name, n.row), n.probability)
             for n in trees[0]
         )
-        return trees, Verified(self._judge_round(found, Draft(tuple(tokens))), tuple(found.verification()))
+        drafted = Draft(tuple(tokens))
+        judgement = self._judge_round(found, drafted)
+        return trees, Verified(judgement, tuple(found.verification(len(drafted))))
 
     def _judge_round(self, found: Found, draft: Draft) -> Judgement:
         """Judge a round by the numbers that the device compared (SpecScopeError if it differs)."""
         sampling, size = self.forwards.run.sampling, self.forwards.models[found.asked.target].vocab_size
-        prefix, ratio = found.prefix, found.asked.drawn and not sampling.greedy
-        rows = ChainRows(found.facts.verdict, draft.ids, size, ratio=ratio, sampled=not sampling.greedy)
+        prefix, facts, drawn = found.prefix, found.facts, found.asked.drawn and not sampling.greedy
+        given = (facts.verdict, found.asked.places, facts.nodes, draft.ids, size)
+        rows = TreeRows(*given, drawn=drawn, sampled=not sampling.greedy)
         draws = self._draws(prefix.sequence)
         judgement = judge(rows, draft, self._q_row, position=len(prefix), sampling=sampling, draws=draws)
         rows.check(judgement)
-        self.rounds.record(found, draft.ids, judgement.emitted)
+        self.rounds.record(found, judgement.accepted, judgement.emitted)
         return judgement
 
     def _score(
         self, job: Score, stamps: list[Stamp], computed: dict[int, tuple[torch.Tensor, Prefix]]
     ) -> tuple[Judgement, ...] | bytes | None:
         if (found := self.rounds.run(job)) is not None:
-            stamps += found.verification()
+            stamps += found.verification(0)
             return (self._judge_round(found, Draft.empty()),)
         kind = "draft" if job.greedy else "verify"
         model, stage_io = _model_and_stage(job)

@@ -150,7 +150,7 @@ class Propose:
     damping: tuple[Damping, ...] = ()
     """Of each level's q; empty for q itself."""
     then: str = ""
-    """The model on the same worker that verifies a chain at once, if no host is needed between
+    """The model on the same worker that verifies the draft at once, if no host is needed between
     (`specscope.engine.worker.rounds`); empty for none."""
     ahead: bool = False
     """Whether the next round of this kind may then begin at once; an `Abandon` ends it."""

@@ -1,26 +1,40 @@
 """Rounds of a host's models that need no host between their forwards, and the books of their rows.
 
-`specscope.engine.model.rounds` runs them. While one is read here, the next may run already: the
-method asks for it later, or never, if the output has ended.
+`specscope.engine.worker.device_rounds` runs them. While one is read here, the next may run already:
+the method asks for it later, or never, if the output has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
+from specscope.engine.heads.drafting import AtOnce
 from specscope.engine.layout import Packing
-from specscope.engine.model.cache import Cache
-from specscope.engine.model.rounds import DeviceRound, DeviceRounds, RoundFacts, RoundKind, RoundStart
 from specscope.engine.model.slots import Rows
+from specscope.engine.sampling.places import places_of
+from specscope.engine.sampling.verdict import Lines
 from specscope.engine.types import Prefix
+from specscope.engine.worker.device_rounds import (
+    DeviceRound,
+    DeviceRounds,
+    Drafter,
+    RoundFacts,
+    RoundKind,
+    RoundStart,
+    fixed_places,
+)
 from specscope.engine.worker.jobs import Propose, Score, Stamp
 
 if TYPE_CHECKING:
+    from specscope.engine.drafting.tree import LevelPlan
+    from specscope.engine.heads.drafting import Head
+    from specscope.engine.model.cache import Cache
     from specscope.engine.model.decoder import Decoder
     from specscope.engine.sampling.draws import Draws
+    from specscope.engine.sampling.places import Places
     from specscope.engine.worker.forwards import Forwards
 
 
@@ -35,9 +49,13 @@ class AskedRound(NamedTuple):
     drafter: str
     """Empty for plain decoding."""
     sequence: int
-    gamma: int
+    plans: tuple[LevelPlan, ...]
+    """The levels of a draft."""
     drawn: bool
     """Whether the tokens are drawn from q, at any temperature but 0."""
+    chain: bool
+    tail: int
+    """Last tokens of the prefix that a drafting head does not read."""
 
     @classmethod
     def of(cls, job: Propose | Score) -> AskedRound | None:
@@ -46,19 +64,21 @@ class AskedRound(NamedTuple):
             return None
         sequence = job.prefixes[0].sequence
         if isinstance(job, Propose):
-            special = job.stop_below or job.fuzzy > 1 or job.group or job.damping or job.masked_tail
-            if not job.then or not job.chain or special or not job.levels[0]:
+            special = job.stop_below or job.fuzzy > 1 or job.group or job.damping
+            if not job.then or special or not job.levels[0]:
                 return None
-            return cls(job.then, job.model, sequence, job.levels[0], job.sampled)
+            plans = job.shape.plans(job.levels[0])
+            if not plans or places_of(plans) is None:
+                return None
+            return cls(job.then, job.model, sequence, plans, job.sampled, job.chain, job.masked_tail)
         special = job.best or job.greedy or job.stage or job.chunks or job.drafts[0][0]
         if special or len(job.judges) != 1 or job.judges[0].skip or job.judges[0].typical:
             return None
-        return cls(job.model, "", sequence, 0, False)
+        return cls(job.model, "", sequence, (), False, False, 0)
 
     @property
-    def models(self) -> tuple[str, ...]:
-        """The target, and the drafter if there is one."""
-        return tuple(filter(None, (self.target, self.drafter)))
+    def places(self) -> Places:
+        return fixed_places(self.plans)
 
 
 class _Begun(NamedTuple):
@@ -81,21 +101,41 @@ class Found(NamedTuple):
     facts: RoundFacts
     cached: tuple[int, int]
     """Rows of the prefix that the drafter and the target had cached."""
+    head: Head | None
+    """The head that drafted, if one did."""
 
-    def drafting(self, number: int) -> Stamp:
-        """Return the stamp of one of the drafter's forwards."""
+    @property
+    def forwards(self) -> int:
+        """Forwards of the drafter."""
+        return len(self.facts.drafted.times) if self.facts.drafted else 0
+
+    def drafting(self, number: int, rows: int, before: int) -> Stamp:
+        """Return the stamp of one of the drafter's forwards.
+
+        `rows` of it are nodes, and forwards of the same draft had `before` of them.
+        """
         assert self.facts.drafted is not None, "it has drafted"
         (start, end), cells = self.facts.drafted.times[number], self.facts.drafted.cells[number]
-        length, cached = len(self.prefix), self.cached[0]
-        rows, context = (1, length + number - 1) if number else (length - cached, cached)
-        return Stamp("draft", start, end, rows, context, cells=cells)
+        head, read, context = self.head, len(self.prefix), self.cached[0] if not number else 0
+        work = None
+        if head is not None and head.layer is None:
+            assert head.from_state is not None, "it reads a state"
+            levels = len(self.asked.plans) if isinstance(head.from_state, AtOnce) else number
+            rows, work = max(rows, 1), head.from_state.work(levels)
+        else:
+            if head is not None and head.layer is not None:
+                read -= 1 + self.asked.tail
+                work = head.layer.guessed if number else head.layer.exact
+            masks = len(self.asked.plans) - 1 + self.asked.tail if head and not head.keeps else 0
+            rows, context = (rows, read + before) if number else (read - context + masks, context)
+        return Stamp("draft", start, end, rows, context, cells=cells, work=work)
 
-    def verification(self) -> list[Stamp]:
-        """Return the stamps of the verification and of the judgement."""
+    def verification(self, drafted: int) -> list[Stamp]:
+        """Return the stamps of the verification and of the judgement of so many tokens."""
         (start, end), judged, cells = self.facts.verified, self.facts.judged, self.facts.cells
-        rows, context = self.asked.gamma + len(self.prefix) - self.cached[1], self.cached[1]
+        rows, context = drafted + len(self.prefix) - self.cached[1], self.cached[1]
         verify = Stamp("verify", start, end, rows, context, cells=cells)
-        return [verify, Stamp("sample", end, judged, self.asked.gamma, 0)]
+        return [verify, Stamp("sample", end, judged, drafted, 0)]
 
 
 class Rounds:
@@ -108,7 +148,7 @@ class Rounds:
 
     def __init__(self, forwards: Forwards, draws: Callable[[int], Draws]) -> None:
         self._forwards, self._draws_of = forwards, draws
-        self._devices: dict[tuple[str, str], DeviceRounds] = {}
+        self._devices: dict[tuple[str, str, Lines], DeviceRounds] = {}
         self._draws: dict[int, Draws] = {}
         self._begun: _Begun | None = None
         self._ended = list[Stamp]()
@@ -144,10 +184,12 @@ class Rounds:
             self._ended += [stamp.read(time_of) for stamp in stamps]
 
     def _unasked(self, begun: _Begun) -> list[Stamp]:
-        prefix = Prefix(begun.asked.sequence, begun.prefix)
-        cached = self._cached(begun.asked, prefix)
-        found = Found(begun.asked, prefix, begun.round.read(self._forwards.clock), cached)
-        return [*map(found.drafting, range(begun.asked.gamma)), *found.verification()]
+        prefix, asked = Prefix(begun.asked.sequence, begun.prefix), begun.asked
+        facts = begun.round.read(self._forwards.clock)
+        found = Found(asked, prefix, facts, self._cached(asked, prefix), self._head(asked))
+        rows = [0, *(plan.onward_count for plan in asked.plans)]
+        drafts = [found.drafting(i, rows[i], sum(rows[:i])) for i in range(found.forwards)]
+        return [*drafts, *found.verification(len(asked.places))]
 
     def run(self, job: Propose | Score) -> Found | None:
         """Return the round that a job asks for; None if it needs a host, or the models differ.
@@ -164,80 +206,113 @@ class Rounds:
         cached = self._cached(asked, prefix)
         if begun is None and not self._fits(asked, cached, len(prefix)):
             return None
-        running = begun.round if begun else self._launch(asked, len(prefix), _start(prefix, cached))
-        after, self._begun = len(prefix) + asked.gamma + 1, None
-        if job.ahead and self._runs_ahead(asked) and self._fits(asked, (after - 1, after - 1), after):
+        running = (
+            begun.round if begun else self._launch(asked, len(prefix), self._start(asked, prefix, cached))
+        )
+        after, self._begun = len(prefix) + len(asked.plans) + 1, None
+        if job.ahead and self._runs_ahead(asked) and self._fits(asked, None, after):
             self._begun = _Begun(asked, self._launch(asked, after, None), prefix.tokens)
-        return Found(asked, prefix, running.read(self._forwards.clock), cached)
+        return Found(asked, prefix, running.read(self._forwards.clock), cached, self._head(asked))
 
-    def record(self, found: Found, drafted: tuple[int, ...], emitted: tuple[int, ...]) -> None:
-        """Add a round's rows to the books of its caches: those that no running round replaces."""
-        slot, length = self._forwards.slot(found.prefix.sequence), len(found.prefix)
-        for name, cached, ids in (
-            (found.asked.target, found.cached[1], drafted),
-            (found.asked.drafter, found.cached[0], drafted[:-1]),
-        ):
-            if not name:
-                continue
-            cache = self._forwards.cache(name)
-            cache.keep(slot, np.arange(cached))
-            cache.append(Rows.chain(slot, [*found.prefix.tokens[cached:].tolist(), *ids], cached))
-            if self._begun is not None:
-                cache.truncate(slot, min(length + len(emitted) - 1, length + len(ids)))
+    def record(self, found: Found, accepted: tuple[int, ...], emitted: tuple[int, ...]) -> None:
+        """Add the rows of a round's prefix and accepted tokens to the books of its caches."""
+        asked, text = found.asked, (*found.prefix.tokens.tolist(), *accepted)
+        self._append(asked.target, asked.sequence, text, found.cached[1])
+        if found.head is not None and found.head.layer is not None:
+            self._append(
+                asked.drafter, asked.sequence, text[1 : len(found.prefix) - asked.tail], found.cached[0]
+            )
+        elif found.head is None and asked.drafter:
+            whole = len(found.prefix) + len(asked.plans) - 1  # the last drafted token is not forwarded
+            self._append(asked.drafter, asked.sequence, text[:whole], found.cached[0])
         if self._begun is not None:
-            prefix = found.prefix + emitted
-            self._begun = self._begun._replace(prefix=prefix.tokens)
+            self._begun = self._begun._replace(prefix=(found.prefix + emitted).tokens)
+
+    def _append(self, name: str, sequence: int, text: Sequence[int], cached: int) -> None:
+        slot, cache = self._forwards.slot(sequence), self._forwards.cache(name)
+        cache.keep(slot, np.arange(cached))
+        cache.append(Rows.chain(slot, text[cached:], cached))
 
     def _runs_ahead(self, asked: AskedRound) -> bool:
         return self._decoder(asked.target).device.type in AHEAD
 
     def _able(self, asked: AskedRound) -> bool:
-        forwards = self._forwards
-        return (
-            all(name in forwards.fused and name not in forwards.heads for name in asked.models)
-            and not any(map(forwards.keeps, asked.models))
-            and forwards.run.packing == Packing()
-        )
+        forwards, head = self._forwards, self._head(asked)
+        if asked.target not in forwards.fused or forwards.run.packing != Packing():
+            return False
+        if head is None:
+            return asked.drafter in ("", *forwards.fused) and not forwards.keeps(asked.target)
+        return head.layer is None or head.layer.decoder.steps is not None
+
+    def _head(self, asked: AskedRound) -> Head | None:
+        return self._forwards.heads.get(asked.drafter)
+
+    def _own(self, asked: AskedRound) -> Cache | None:
+        """Return the drafter's cache, if it has one."""
+        head = self._head(asked)
+        if not asked.drafter or (head is not None and head.layer is None):
+            return None
+        return cast("Cache", self._forwards.cache(asked.drafter))
 
     def _cached(self, asked: AskedRound, prefix: Prefix) -> tuple[int, int]:
         """Return how many rows of the prefix the drafter and the target have; drop their others."""
         slot, counts = self._forwards.slot(prefix.sequence), list[int]()
-        for name in (asked.drafter or asked.target, asked.target):
-            cache = self._forwards.cache(name)
-            path = cache.match(slot, prefix.tokens, len(prefix) - 1)
-            cache.keep(slot, path)
+        read = prefix.tokens if self._head(asked) is None else prefix.tokens[1 : len(prefix) - asked.tail]
+        for cache, tokens in ((self._own(asked), read), (self._forwards.cache(asked.target), prefix.tokens)):
+            path = np.arange(0) if cache is None else cache.match(slot, tokens, max(len(tokens) - 1, 0))
+            if cache is not None:
+                cache.keep(slot, path)
             counts.append(len(path))
         return counts[0], counts[1]
 
-    def _fits(self, asked: AskedRound, cached: tuple[int, int], length: int) -> bool:
-        caches = [self._forwards.cache(name) for name in asked.models]
-        room = min(min(cache.capacity, cache.context) for cache in caches)
-        missing = length - cached[0] <= 2 or not asked.drafter
-        return missing and length - cached[1] == 1 and length + asked.gamma <= room
+    def _missing(self, asked: AskedRound, cached: tuple[int, int], length: int) -> int:
+        """Return how many tokens that the drafter reads have no row in its cache."""
+        if self._own(asked) is None:
+            return 1
+        return length - cached[0] - (0 if self._head(asked) is None else 1 + asked.tail)
+
+    def _fits(self, asked: AskedRound, cached: tuple[int, int] | None, length: int) -> bool:
+        """Return whether a round finds room, and the rows before it if they are `cached` by now."""
+        head, own, target = self._head(asked), self._own(asked), self._forwards.cache(asked.target)
+        caches, nodes, levels = (
+            [c for c in (own, target) if c is not None],
+            len(asked.places),
+            len(asked.plans),
+        )
+        room = all(
+            length + max(nodes, levels + asked.tail) <= cache.capacity and length + levels <= cache.context
+            for cache in caches
+        )
+        if cached is None or not room:
+            return room
+        known = length - cached[1] == 1 and (head is None or length - asked.tail >= 2)
+        most = 2 if head is None else levels + 1
+        return known and 1 <= self._missing(asked, cached, length) <= most
+
+    def _start(self, asked: AskedRound, prefix: Prefix, cached: tuple[int, int]) -> RoundStart:
+        return RoundStart(prefix.tokens.tolist(), self._missing(asked, cached, len(prefix)))
 
     def _launch(self, asked: AskedRound, bound: int, start: RoundStart | None) -> DeviceRound:
-        forwards, sampling = self._forwards, self._forwards.run.sampling
-        key = asked.target, asked.drafter
-        if key not in self._devices:
-            models = [self._decoder(name) if name else None for name in key]
-            assert models[0] is not None, "every round has a target"
-            self._devices[key] = DeviceRounds(models[0], models[1])
-        caches = [cache for name in asked.models if isinstance(cache := forwards.cache(name), Cache)]
-        columns = min(forwards.run.vocab_size, self._decoder(asked.models[-1]).vocab_size)
+        forwards, sampling, head = self._forwards, self._forwards.run.sampling, self._head(asked)
         drawn = asked.drawn and not sampling.greedy
+        key = asked.target, asked.drafter, Lines.of(asked.places, drawn=drawn)
+        if key not in self._devices:
+            layer = asked.drafter and (head is None or head.layer is not None)
+            decoder = self._decoder(asked.drafter) if layer else None
+            drafter = Drafter(decoder, head) if asked.drafter else None
+            self._devices[key] = DeviceRounds(self._decoder(asked.target), drafter, key[2])
+        features, columns = forwards.keeps(asked.target), forwards.run.vocab_size
+        if head is not None and head.columns.tokens is not None:
+            columns = len(head.columns.tokens)
+        elif head is None and asked.drafter:
+            columns = min(columns, self._decoder(asked.drafter).vocab_size)
         slot = forwards.slot(asked.sequence)
-        kind = RoundKind(slot, asked.gamma, (0, 0), columns, sampling, drawn)
+        kind = RoundKind(slot, asked.plans, asked.tail, features, columns, sampling, drawn, asked.chain)
         if asked.sequence not in self._draws:
             self._draws[asked.sequence] = self._draws_of(asked.sequence)
+        caches = cast("Cache", forwards.cache(asked.target)), self._own(asked)
         draws = self._draws[asked.sequence]
         return self._devices[key].launch(kind, caches, draws, bound, start, forwards.clock)
 
     def _decoder(self, name: str) -> Decoder:
-        model = self._forwards.models[name]
-        assert name in self._forwards.fused, "only decoders have static forwards"
-        return model  # pyright: ignore[reportReturnType]
-
-
-def _start(prefix: Prefix, cached: tuple[int, int]) -> RoundStart:
-    before, last = [0, *prefix.tokens[-2:].tolist()][-2:]
-    return RoundStart(len(prefix), (before, last), min(2, len(prefix) - cached[0]))
+        return cast("Decoder", self._forwards.models[name])

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from specscope.engine.errors import ModelError
 from specscope.engine.heads.config import HeadConfig, TensorShapes
-from specscope.engine.heads.drafting import Growing, Head, HeadForwards
+from specscope.engine.heads.drafting import ByPath, Growing, Head, HeadForwards
 from specscope.engine.heads.kind import Kind, PublishedForm
 from specscope.engine.heads.kinds.medusa import check
 from specscope.engine.heads.modules import lent_lm_head, residual, vocabulary_share
@@ -116,30 +116,28 @@ class Hydra(nn.Module):
         embedding, blocks = target.embedding, self.blocks
 
         @torch.inference_mode()
-        def after(states: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
-            """Return the logits after R nodes of one level, (R, N).
-
-            `states` are f_(n-1) of each node's prefix, (R, D), or (1, D) for all; `paths` are each
-            node's tokens from x_n on, i + 1 of them for head i.
-            """
-            i = len(paths[0]) - 1
-            ids = torch.tensor([token for path in paths for token in path], device=embedding.device)
-            tokens = embedding.index_select(0, ids).view(len(paths), -1)
-            state = _state(blocks[i], torch.cat([states.expand(len(paths), -1), tokens], 1))
+        def after(states: Tensor, paths: Tensor) -> Tensor:
+            i = paths.shape[1] - 1
+            tokens = embedding.index_select(0, paths.flatten()).view(len(paths), -1)
+            state = _state(blocks[i], torch.cat([states, tokens], 1))
             return (lm_heads[i] if lm_heads else lm_head)(state).float()
+
+        def work(level: int) -> Work:
+            return _work(self.config, level + 1, level)
+
+        source = ByPath(after, work)
 
         def logits(forwards: HeadForwards, trees: Sequence[Growing]) -> Sequence[Tensor]:
             paths = [_path(tree, node) for tree in trees for node in tree.frontier]
             counts = [len(tree.frontier) for tree in trees]
             states = forwards.target_states(trees)
-            if len(trees) > 1:
-                repeats = torch.tensor(counts, device=states.device)
-                states = states.repeat_interleave(repeats, 0, output_size=len(paths))
-            level = trees[0].depth
-            work = _work(self.config, level + 1, level)
-            return forwards.timed(trees, len(paths), work, lambda: after(states, paths)).split(counts)
+            repeats = torch.tensor(counts, device=states.device)
+            states = states.repeat_interleave(repeats, 0, output_size=len(paths))
+            ids = torch.tensor(paths, device=embedding.device)
+            compute = partial(source.logits, states, ids)
+            return forwards.timed(trees, len(paths), source.work(trees[0].depth), compute).split(counts)
 
-        return Head(columns, lambda forwards: partial(logits, forwards))
+        return Head(columns, lambda forwards: partial(logits, forwards), from_state=source)
 
 
 def _mlp(config: HeadConfig, number: int) -> nn.ModuleDict:

@@ -7,7 +7,7 @@ Head i maps f_(n-1) to the state of x_(n+1+i) by its layers x + SiLU(W x + b), t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from specscope.engine.errors import ModelError
 from specscope.engine.heads import modules
 from specscope.engine.heads.config import MOST, HeadConfig, TensorShapes
-from specscope.engine.heads.drafting import Growing, Head, HeadForwards, LevelLogits
+from specscope.engine.heads.drafting import AtOnce, Head
 from specscope.engine.heads.kind import Kind, PublishedForm
 from specscope.engine.heads.packed import Frozen, Learned, Texts
 from specscope.engine.heads.published import Published, target_name, vocab_size
@@ -121,15 +121,11 @@ class Medusa(nn.Module):
                 computed = lent(torch.cat(read))
             return computed.float().unflatten(0, (count, len(states))).transpose(0, 1)
 
-        def draft(forwards: HeadForwards) -> LevelLogits:
-            def compute(trees: Sequence[Growing]) -> Sequence[Tensor]:
-                count, states = max(tree.levels for tree in trees), forwards.target_states(trees)
-                work = _work(self.config, count, 0)._replace(outputs=count * len(trees))
-                return forwards.timed(trees, len(trees), work, lambda: logits(states, count)).unbind()
+        def work(count: int) -> Work:
+            return _work(self.config, count, 0)._replace(outputs=count)
 
-            return modules.draft_at_once(compute)
-
-        return Head(columns, draft)
+        source = AtOnce(logits, work)
+        return Head(columns, modules.draft_from_state(source), from_state=source)
 
 
 def _block(width: int) -> nn.Module:

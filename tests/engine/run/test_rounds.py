@@ -247,8 +247,8 @@ def test_the_first_run_of_a_graph_leaves_the_start_as_it_was(tmp_path, ahead):
         return compute
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specscope.engine.model.rounds.graph_pool", lambda device: device)
-        patch.setattr("specscope.engine.model.rounds.captured", captured)
+        patch.setattr("specscope.engine.worker.device_rounds.graph_pool", lambda device: device)
+        patch.setattr("specscope.engine.worker.device_rounds.captured", captured)
         with one_device(tmp_path) as cluster:
             for sampling in SAMPLINGS[:2]:
                 how = {"config": {"gamma": 3}, "sampling": sampling, "limits": Limits(30)}

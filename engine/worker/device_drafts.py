@@ -1,0 +1,249 @@
+"""The drafting part of a round that needs no host: what a model or a head drafts after a prefix.
+
+Each kind reads the last tokens of the prefix from the device, makes its first forward, and lets
+`specscope.engine.model.levels.DraftLevels` choose the tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from specscope.engine.heads.drafting import AtOnce, ByPath, Head
+from specscope.engine.model.fused import LevelForwards
+from specscope.engine.model.levels import Drafted, DraftKind, DraftLevels, LevelSource
+from specscope.engine.model.tree_forward import CachedModel, TreeForward
+from specscope.engine.sampling.places import Places
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specscope.engine.model.cache import Cache
+    from specscope.engine.model.clock import Clock
+
+
+class DraftStart(NamedTuple):
+    """Where a draft starts, on the device."""
+
+    last: Tensor
+    """The last tokens of the prefix, (T,) int64."""
+    length: Tensor
+    """Tokens of the prefix: L, ()."""
+    missing: Tensor
+    """Of these: without a row in the drafter's cache, ()."""
+
+
+class _Levels:
+    """The levels of one sequence's draft, with the times of the first forward.
+
+    Args:
+        source: See `DraftLevels`.
+        tokens: See `DraftLevels`.
+        kind: The draft's sizes.
+        cells: Query-key cells of the first forward.
+        clock: Makes the events of all forwards.
+        device: The models'.
+    """
+
+    def __init__(
+        self,
+        source: LevelSource,
+        tokens: Tensor | None,
+        kind: DraftKind,
+        cells: int,
+        clock: Clock,
+        device: torch.device,
+    ) -> None:
+        self._levels, self._cells = DraftLevels(source, tokens, kind, clock, device), cells
+        self._events: tuple[Any, Any] = (clock.event(), clock.event())
+
+    def begin(self) -> None:
+        """Note that the first forward begins."""
+        self._events[0].record()
+
+    def compute(self, length: Tensor, logits: Tensor, states: Tensor, us: Tensor) -> None:
+        """Draft after the first forward's logits, (N,), by numbers, (levels, n)."""
+        self._events[1].record()
+        columns = logits[None, : self._levels.kind.columns]
+        self._levels.compute(length[None], columns, states, us[:, None])
+
+    @property
+    def facts(self) -> Tensor:
+        """What `read` reads, (m,) float64."""
+        return _computed(self._levels.facts)[0]
+
+    @property
+    def drafted(self) -> tuple[Tensor, Tensor]:
+        """The tokens and whether they are there, (n,) each."""
+        return _computed(self._levels.drafted)[0], _computed(self._levels.exists)[0]
+
+    @property
+    def q(self) -> Tensor | None:
+        """The rows that the tokens were drawn from, (P, N), if they were."""
+        return torch.cat([q[0] for q in self._levels.q]) if self._levels.q else None
+
+    def read(self, facts: Tensor, q: Tensor | None, clock: Clock) -> Drafted:
+        """Return the draft of `facts` and `q` on the host; the first forward is among its times."""
+        counts = [len(plan.counts) for plan in self._levels.kind.plans]
+        rows = [] if q is None else [part[None] for part in q.split(counts)]
+        levels, times, cells = self._levels.read(facts[None], rows, clock)
+        first = clock.hold(self._events[0]), clock.hold(self._events[1])
+        return Drafted(levels, [first, *times], [self._cells, *cells])
+
+
+def _computed(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None, "the draft has been computed"
+    return tensor
+
+
+class ModelDraft:
+    """A model's chain: its first forward has the prefix's last two tokens, or the last one."""
+
+    reads = 2
+    """Last tokens of the prefix."""
+
+    def __init__(self, model: CachedModel, kind: DraftKind, clock: Clock) -> None:
+        self._first = TreeForward(model, kind.slot, Places(range(self.reads - 1)), kind.length)
+        source = LevelForwards(model.decoder, (), model.cache, kind)
+        device = model.cache.tensor.device
+        self.levels = _Levels(source, None, kind, self._first.cells, clock, device)
+        self._decoder, self._count = model.decoder, len(kind.plans)
+
+    def compute(self, start: DraftStart, us: Tensor) -> None:
+        """Draft by the numbers of each level, (levels, n)."""
+        last, length, missing = start
+        self.levels.begin()
+        states = self._first.run(last, length - self.reads, self.reads - missing)
+        logits = self._decoder.logits(states[-1:])
+        self.levels.compute(length, logits[0], logits.new_empty((1, 0)), us)
+
+    def missing(self, accepted: Tensor) -> Tensor:
+        """Return how many tokens have no row after a round."""
+        return 1 + (accepted == self._count)
+
+
+class LayerDraft:
+    """The draft of a head with a layer: accepted tokens with the target's states, then masks.
+
+    The row of a token reads the target's state of the token before it; the first token has no row.
+    A head with states that it predicts drafts level by level, one with masks in one forward.
+
+    Args:
+        head: The head.
+        model: Its layer.
+        target: The target's cache, which has the states.
+        kind: The draft's sizes.
+        tail: Last tokens of the prefix that the head does not read; masks are in their places.
+        clock: Makes the events of all forwards.
+    """
+
+    def __init__(
+        self, head: Head, model: CachedModel, target: Cache, kind: DraftKind, tail: int, clock: Clock
+    ) -> None:
+        assert head.layer is not None, "it has a layer"
+        count = len(kind.plans)
+        self._rows, self._tail = count + 1, tail
+        self.reads = self._rows + tail
+        self._masks = 0 if head.keeps else count - 1 + tail
+        places = Places(range(self._rows + self._masks - 1))
+        self._first = TreeForward(model, kind.slot, places, kind.length, head.keeps, self._masks)
+        self._at_once = _RowsAtOnce()
+        source = LevelForwards(model.decoder, head.keeps, model.cache, kind) if head.keeps else self._at_once
+        device, cells = model.cache.tensor.device, self._first.cells
+        self.levels = _Levels(source, head.columns.tokens, kind, cells, clock, device)
+        self._fuse, self._keeps, self._decoder = head.layer.fuse, head.keeps, model.decoder
+        assert target.features is not None, "the run keeps them"
+        self._features, self._own = target.features[kind.slot], torch.arange(self._rows, device=device)
+        self._padding = torch.zeros(self._masks, dtype=torch.int64, device=device)
+
+    def compute(self, start: DraftStart, us: Tensor) -> None:
+        last, length, missing = start
+        first = length - self._tail - 1 - self._rows
+        self.levels.begin()
+        states = self._fuse(self._features.index_select(0, (first + self._own).clamp(min=0)))
+        vectors = torch.cat([states, states.new_zeros((self._masks, states.shape[1]))])
+        tokens = torch.cat([last[: self._rows], self._padding])
+        x = self._first.run(tokens, first, self._rows - missing, vectors)
+        logits = self._decoder.logits(x[self._rows - 1 :])
+        kept = self._first.states[self._keeps[0]][self._rows - 1 :] if self._keeps else x[:1]
+        self._at_once.rows = logits = logits[self._tail :]
+        self.levels.compute(length - self._tail - 1, logits[0], kept, us)
+
+    def missing(self, accepted: Tensor) -> Tensor:
+        return accepted + 1
+
+
+class StateDraft:
+    """The draft of a head without a layer: it reads one state of the target.
+
+    Args:
+        head: The head.
+        target: The target's cache, which has the states.
+        kind: The draft's sizes.
+        clock: Makes the events of all forwards.
+    """
+
+    reads = 1
+
+    def __init__(self, head: Head, target: Cache, kind: DraftKind, clock: Clock) -> None:
+        assert head.from_state is not None, "it has no layer"
+        assert target.features is not None, "the run keeps them"
+        self._head, self._count, self._features = head.from_state, len(kind.plans), target.features[kind.slot]
+        self._source = _Paths(head.from_state, self._count) if isinstance(head.from_state, ByPath) else None
+        self._at_once = _RowsAtOnce()
+        source = self._source or self._at_once
+        self.levels = _Levels(source, head.columns.tokens, kind, 0, clock, target.tensor.device)
+
+    def compute(self, start: DraftStart, us: Tensor) -> None:
+        last, length, _ = start
+        self.levels.begin()
+        states = self._features.index_select(0, (length - 2)[None])
+        if isinstance(self._head, AtOnce):
+            self._at_once.rows = self._head.logits(states, self._count)[0]
+            first = self._at_once.rows[0]
+        else:
+            assert self._source is not None, "it drafts by paths"
+            self._source.paths = last[None, None]
+            first = self._head.logits(states, last[None])[0]
+        self.levels.compute(length, first, states, us)
+
+    def missing(self, accepted: Tensor) -> Tensor:
+        return torch.ones_like(accepted)
+
+
+RoundDraft: TypeAlias = ModelDraft | LayerDraft | StateDraft
+
+
+class _RowsAtOnce:
+    """All levels of one forward: each row holds for its whole level."""
+
+    cells: Sequence[int] = ()
+
+    def __init__(self) -> None:
+        self.rows = torch.empty(0)
+        """(levels, N)."""
+
+    def begin(self, lengths: Tensor) -> None: ...
+
+    def run(self, level: int, tokens: Tensor, parents: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        return self.rows[level + 1].expand(1, tokens.shape[1], -1), states
+
+
+class _Paths:
+    """Levels of a head that reads the tokens drafted so far."""
+
+    def __init__(self, head: ByPath, levels: int) -> None:
+        self._head = head
+        self.cells = [0] * (levels - 1)
+        self.paths = torch.empty(0)
+        """Tokens from the last known one on to each row above, (1, K, i + 1)."""
+
+    def begin(self, lengths: Tensor) -> None: ...
+
+    def run(self, level: int, tokens: Tensor, parents: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        above = self.paths.index_select(1, parents[0])
+        self.paths = torch.cat([above, tokens[:, :, None]], 2)
+        logits = self._head.logits(states[0].expand(tokens.shape[1], -1), self.paths[0])
+        return logits[None], states

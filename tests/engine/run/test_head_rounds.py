@@ -1,0 +1,164 @@
+"""Rounds of drafting heads on the device have the texts and rows of rounds on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+import specscope
+from specscope.engine.types import Limits, Sampling
+from specscope.engine.worker import rounds
+from tests.engine.heads.random_heads import SEEDS, make_heads
+from tests.engine.methods.pairs import make_pair
+from tests.engine.model.tiny import CONTEXT
+from tests.engine.run.rounds_on_host import check, counting, on_the_host
+
+PROMPTS = [(5, 9, 33, 7, 60, 2), (1,), (8, 8, 9, 41), (3, 44)]
+WARM = Sampling(0.9, top_k=50, top_p=0.95, seed=3)
+SAMPLINGS = [Sampling(), Sampling(1.0, seed=1), WARM, Sampling(1.4, top_k=2, seed=9)]
+TREE = "[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,0,1],[1,0,0]]"
+WIDE = "[[0],[1],[2],[3],[0,0],[0,1],[0,2],[0,3],[2,0],[3,0]]"
+"""A level with more places than a head of three tokens fills."""
+WAYS = {
+    "eagle": [{"tree": TREE}, {"tree": TREE, "drafts": "greedy"}],
+    "medusa": [{"tree": TREE}],
+    "hydra": [{"tree": TREE}],
+    "parallelspec_eagle": [{"tree": TREE}, {"tree": TREE, "drafts": "greedy"}],
+    "parallelspec_medusa": [{"tree": TREE}, {"tree": TREE, "first": "mask"}],
+    "mtp": [{"gamma": 3}, {"gamma": 4, "drafts": "greedy"}],
+}
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """Return a function that opens a cluster of one device with a family's target and heads."""
+    clusters = dict[str, specscope.Cluster]()
+    patch = pytest.MonkeyPatch()
+    patch.setattr("os.sched_getaffinity", lambda _: {0})
+
+    def of(family: str = "llama", kinds: Iterable[str] = SEEDS, **options: object) -> specscope.Cluster:
+        key = f"{family} {options}"
+        if key not in clusters:
+            pair, _ = make_pair(tmp_path_factory.mktemp(family), family, "other")
+            heads = make_heads(tmp_path_factory.mktemp("heads") / family, pair.target_path, kinds, **options)
+            pair = replace(pair, heads_path=heads)
+            clusters[key] = specscope.open(pair, device="cpu", runtime="local-thread", forward="static")
+        return clusters[key]
+
+    yield of
+    for cluster in clusters.values():
+        cluster.close()
+    patch.undo()
+
+
+@pytest.fixture
+def counted():
+    with counting() as counts:
+        yield counts
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("begins", ["as asked", "ahead"])
+@pytest.mark.parametrize("method", WAYS)
+def test_rounds_of_a_head_write_the_host_s_rows(method, begins, sampling, opened, counted, monkeypatch):
+    monkeypatch.setattr(rounds, "AHEAD", {"cpu"} if begins == "ahead" else set())
+    cluster = opened()
+    for number, config in enumerate(WAYS[method]):
+        prompt = PROMPTS[(number + SAMPLINGS.index(sampling)) % len(PROMPTS)]
+        how = {"config": config, "sampling": sampling, "limits": Limits(30)}
+        check(cluster.run(method, prompt, **how), on_the_host(cluster, method, prompt, **how))
+    assert counted[0] > 2
+    assert (counted[1] > counted[0]) <= (begins == "ahead")
+
+
+def compare(cluster, method, prompt, **how):
+    """Check a run's rows against the host's, and return its trace."""
+    trace = cluster.run(method, prompt, **how)
+    check(trace, on_the_host(cluster, method, prompt, **how))
+    return trace
+
+
+@pytest.fixture
+def ahead(monkeypatch):
+    monkeypatch.setattr(rounds, "AHEAD", {"cpu"})
+
+
+@pytest.mark.parametrize("family", ["mistral-window", "gemma2", "gpt2", "opt", "qwen3"])
+def test_trees_after_targets_of_other_families(family, opened, ahead, counted):
+    """With windows, learned positions and normed queries."""
+    cluster = opened(family, methods := ("eagle", "medusa", "parallelspec_medusa"))
+    for method in methods:
+        how = {"config": WAYS[method][0], "sampling": SAMPLINGS[1], "limits": Limits(30)}
+        compare(cluster, method, PROMPTS[2], **how)
+    assert counted[0] > 10
+
+
+def test_every_length_of_an_output(opened, ahead):
+    for tokens in range(1, 9):
+        for method in ("eagle", "hydra", "parallelspec_eagle"):
+            how = {"config": WAYS[method][0], "sampling": WARM, "limits": Limits(tokens)}
+            compare(opened(), method, PROMPTS[0], **how)
+
+
+def test_the_context_may_be_full(opened, ahead):
+    prompt = PROMPTS[0] * 5
+    for tokens in (CONTEXT - len(prompt) - 1, CONTEXT - len(prompt)):
+        for method in ("eagle", "parallelspec_medusa", "medusa"):
+            how = {"config": WAYS[method][0], "sampling": WARM, "limits": Limits(tokens)}
+            compare(opened(), method, prompt, **how)
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa", "hydra"])
+def test_a_round_that_begins_after_the_end_is_cancelled(method, opened, ahead):
+    text = opened().run("autoregressive", PROMPTS[0], sampling=WARM, limits=Limits(20)).token_ids()
+    config, drafts, late = WAYS[method][0], {"eagle": 3, "medusa": 1, "hydra": 3}[method], 0
+    for eos in dict.fromkeys(text):
+        how = {"config": config, "sampling": WARM, "limits": Limits(40, eos=(eos,))}
+        trace = compare(opened(), method, PROMPTS[0], **how)
+        cancelled = [(span.kind, span.model) for span in trace.spans if span.outcome == "cancelled"]
+        ended = [*[("draft", "drafter")] * drafts, ("verify", "target"), ("sample", "target")]
+        assert cancelled in ([], ended)
+        late += bool(cancelled)
+    assert late > 3
+
+
+def test_heads_and_models_take_turns(opened, ahead, counted):
+    """Each finds what the others left in the caches, and leaves what they find."""
+    order = [
+        "eagle",
+        "speculative",
+        "medusa",
+        "tree",
+        "eagle",
+        "eagle2",
+        "parallelspec_eagle",
+        "autoregressive",
+    ]
+    for method in [*order, "mtp", "dflash", "hydra", "mtp"]:
+        config = WAYS.get(method, [{}])[0]
+        for sampling in SAMPLINGS[:2]:
+            how = {"config": config, "sampling": sampling, "limits": Limits(20)}
+            trace, expected = (
+                opened().run(method, PROMPTS[0], **how),
+                on_the_host(opened(), method, PROMPTS[0], **how),
+            )
+            assert (trace.status, trace.text) == ("done", expected.text), method
+    assert counted[0] > 40
+
+
+def test_a_head_may_draft_a_part_of_the_tokens(opened, ahead, counted):
+    """And some of a level's places have no token then."""
+    cluster = opened("llama", [m for m in WAYS if m != "mtp"], draft_vocab=3)
+    for method in ("eagle", "medusa", "hydra", "parallelspec_eagle"):
+        for sampling in SAMPLINGS[:3]:
+            how = {"config": {"tree": WIDE}, "sampling": sampling, "limits": Limits(24)}
+            compare(cluster, method, PROMPTS[2], **how)
+    assert counted[0] > 40
+
+
+def test_typical_acceptance_needs_the_host(opened, ahead, counted):
+    how = {"config": {"tree": TREE, "acceptance": "typical"}, "sampling": WARM, "limits": Limits(24)}
+    compare(opened(), "medusa", PROMPTS[0], **how)
+    assert counted[0] == 1, "it is not tried again"
