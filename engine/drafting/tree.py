@@ -58,10 +58,16 @@ class LevelPlan(NamedTuple):
     """Children of each node above that gets some; fewer if its q has fewer tokens."""
     onward: tuple[int, ...] | int
     """Which of the level's nodes get children, rising; or how many: the most probable paths."""
+    most: int = 0
+    """The level's nodes at most: the best places (`Wide`); 0 for all."""
+
+    @property
+    def nodes(self) -> int:
+        return min(sum(self.counts), self.most or sum(self.counts))
 
     @property
     def onward_count(self) -> int:
-        return min(self.onward, sum(self.counts)) if isinstance(self.onward, int) else len(self.onward)
+        return min(self.onward, self.nodes) if isinstance(self.onward, int) else len(self.onward)
 
 
 def root(sampling: Sampling, sampled: bool) -> Node:
@@ -113,8 +119,12 @@ class Wide:
         return list(range(len(nodes)))
 
     def plans(self, levels: int) -> tuple[LevelPlan, ...]:
-        """Return the first levels of a chain; of others the children depend on a whole level."""
-        return (LevelPlan((1,), (0,)),) * min(levels, self.depth) if self.width == 1 else ()
+        """Return the first levels; all nodes get children."""
+        if self.width == 1:
+            return (LevelPlan((1,), (0,)),) * min(levels, self.depth)
+        width, all_ = self.width, tuple(range(self.width))
+        later = LevelPlan((width,) * width, all_, width)
+        return (LevelPlan((width,), all_, width), *[later] * (min(levels, self.depth) - 1))[: max(levels, 0)]
 
     def kept(self, paths: Sequence[float]) -> list[int]:
         return list(range(len(paths)))

@@ -136,7 +136,7 @@ class HeadForwards(Protocol):
         ...
 
 
-class AtOnce(NamedTuple):
+class AllLevels(NamedTuple):
     """All levels of a head without a layer, from one state of the target."""
 
     logits: Callable[[Tensor, int], Tensor]
@@ -165,5 +165,5 @@ class Head:
     layer: HeadLayer | None = None
     keeps: tuple[int, ...] = ()
     """Hidden states of its layer that are kept, because the next level reads them."""
-    from_state: AtOnce | ByPath | None = None
+    from_state: AllLevels | ByPath | None = None
     """What a head without a layer computes."""

@@ -20,7 +20,7 @@ from torch.nn import functional
 from specscope.engine.checkpoints.checkpoint import Checkpoint
 from specscope.engine.errors import ModelError
 from specscope.engine.heads.config import HeadConfig
-from specscope.engine.heads.drafting import AtOnce, Columns, Growing, HeadForwards, LevelLogits
+from specscope.engine.heads.drafting import AllLevels, Columns, Growing, HeadForwards, LevelLogits
 from specscope.engine.heads.packed import PackedLayer
 from specscope.engine.heads.published import Published
 from specscope.engine.model.decoder import Decoder
@@ -163,7 +163,7 @@ def draft_at_once(
     return logits
 
 
-def draft_from_state(source: AtOnce) -> Callable[[HeadForwards], LevelLogits]:
+def draft_from_state(source: AllLevels) -> Callable[[HeadForwards], LevelLogits]:
     def draft(forwards: HeadForwards) -> LevelLogits:
         def compute(trees: Sequence[Growing]) -> Sequence[Tensor]:
             count, states = max(tree.levels for tree in trees), forwards.target_states(trees)

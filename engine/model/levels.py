@@ -77,6 +77,17 @@ class Drafted(NamedTuple):
     """Query-key cells of these forwards, see `Output.cells`."""
 
 
+class DeviceNodes(NamedTuple):
+    """The nodes of a level, (S, n) each; see `specscope.engine.sampling.forms.DeviceTree`."""
+
+    tokens: Tensor
+    exists: Tensor
+    parents: Tensor
+    siblings: Tensor
+    paths: Tensor
+    """As in `Node`, float64."""
+
+
 class LevelSource(Protocol):
     """Computes the logits of a draft's levels below the first."""
 
@@ -119,16 +130,14 @@ class DraftLevels:
         """What `read` reads, float64, (S, n)."""
         self.q = list[Tensor]()
         """Of each level, (S, K, N), if its tokens were drawn."""
-        self.drafted: Tensor | None = None
-        """The chosen tokens of all levels, (S, n) int64."""
-        self.exists: Tensor | None = None
-        """Whether they are there: q may have fewer tokens than the plan, (S, n) bool."""
+        self.nodes = list[DeviceNodes]()
+        """The nodes of each level."""
 
     @property
     def numbers_shape(self) -> tuple[int, int, int]:
         """Levels, slots, and most numbers of a level."""
         kind = self.kind
-        return len(kind.plans), kind.slots, max(sum(plan.counts) for plan in kind.plans)
+        return len(kind.plans), kind.slots, max(plan.nodes for plan in kind.plans)
 
     def compute(self, lengths: Tensor, logits: Tensor, states: Tensor, numbers: Tensor) -> None:
         """Draft after each slot's rows.
@@ -141,26 +150,31 @@ class DraftLevels:
         """
         logits, states = logits[:, None], states[:, None]
         paths = logits.new_ones((len(lengths), 1), dtype=torch.float64)
-        alive = (lengths >= 0)[:, None]
-        drafted, chosen_tokens = list[_Chosen](), list[Tensor]()
+        alive, above, first = (lengths >= 0)[:, None], lengths.new_zeros((len(lengths), 1)), 1
+        self.nodes = list[DeviceNodes]()
+        drafted = list[_Chosen]()
         self._source.begin(lengths)
         for level, choice in enumerate(self._levels):
             chosen = choice.choose(logits, paths, alive, numbers[level])
             drafted.append(chosen)
             ids = chosen.columns if self._tokens is None else self._tokens[chosen.columns]
-            chosen_tokens.append(ids)
+            self.nodes.append(
+                DeviceNodes(
+                    ids, chosen.exists, above.gather(1, chosen.parents), chosen.siblings, chosen.paths
+                )
+            )
             if level == len(self._levels) - 1:
                 break
             if level < len(self._events):
                 self._events[level][0].record()
             places = choice.onward(chosen.paths, chosen.exists)
-            parents = choice.parents[places]
+            parents = chosen.parents.gather(1, places)
             paths, alive = chosen.paths.gather(1, places), chosen.exists.gather(1, places)
+            above, first = first + places, first + ids.shape[1]
             logits, states = self._source.run(level, ids.gather(1, places), parents, states)
             if level < len(self._events):
                 self._events[level][1].record()
         self.q = [chosen.q for chosen in drafted] if self.kind.sampling else []
-        self.drafted, self.exists = torch.cat(chosen_tokens, 1), torch.cat([c.exists for c in drafted], 1)
         self.facts = torch.cat([part.double() for part in _facts(drafted, self._levels)], 1)
 
     def read(self, facts: Tensor, qs: Sequence[Tensor], clock: Clock) -> Drafted:
@@ -175,6 +189,10 @@ class DraftLevels:
 class _Chosen(NamedTuple):
     """The n nodes of a level, (S, n); `paths` are the probabilities of the paths to them."""
 
+    parents: Tensor
+    """The row above of each node."""
+    siblings: Tensor
+    """Its number among its siblings."""
     columns: Tensor
     paths: Tensor
     exists: Tensor
@@ -211,9 +229,12 @@ class _Choice:
         self._plan, self._sampling, self._argmax = plan, kind.sampling, kind.argmax
         self._rows, self._children = len(plan.counts), max(plan.counts)
         self.top = min(TOP if kind.sampling else max(TOP, self._children), kind.columns)
-        pairs = [(row, child) for row, count in enumerate(plan.counts) for child in range(count)]
-        self.parents, self._child = torch.tensor(pairs, device=device).unbind(1)
-        """The row above and the number among its siblings of each node, (n,)."""
+        places = [
+            row * self._children + child for row, count in enumerate(plan.counts) for child in range(count)
+        ]
+        self._places = torch.tensor(places, device=device)
+        """Of the nodes among the possible children of the rows above."""
+        self._child = torch.arange(self._children, device=device)
         self._counts = torch.tensor(plan.counts, device=device)
         fixed = () if isinstance(plan.onward, int) else plan.onward
         self._fixed = torch.tensor(fixed, dtype=torch.int64, device=device)
@@ -232,20 +253,35 @@ class _Choice:
         q = q.view(split)
         if sampling or self._argmax:
             counts = torch.minimum((q > 0).sum(-1), self._counts) * alive
+            there, values = self._child < counts[:, :, None], paths[:, :, None] - self._child
+            places = self._best(values, there)
+            if self._plan.most:
+                counts = self._used(places, there)
             ids = self._draw(q, counts, numbers) if sampling else logits.argmax(-1, keepdim=True)
-            exists = self._child < counts[:, self.parents]
-            node_paths = paths[:, self.parents] - self._child
-            columns = ids[:, self.parents, self._child]
+            columns = ids
         else:
             found = _most_probable(q.flatten(0, 1), self.top)
             top_ids, top = found[0].view(split), found[1].double().view(split)
             counts, ids = self._counts.expand(slots, -1), top_ids[:, :, :0]
-            child = self._child.clamp(max=self.top - 1)  # there are no more columns
-            values = torch.where(self._child < self.top, top[:, self.parents, child], 0)
-            exists = (values > 0) & alive[:, self.parents]
-            node_paths = paths[:, self.parents] * values.clamp(max=1.0)
-            columns = top_ids[:, self.parents, child]
-        return _Chosen(columns, node_paths, exists, q, alive, ids, counts, found)
+            child = self._child.clamp(max=self.top - 1)  # there may be no more columns
+            columns, values = top_ids[:, :, child], paths[:, :, None] * top[:, :, child].clamp(max=1.0)
+            there = (values > 0) & alive[:, :, None] & (self._child < self.top)
+            places = self._best(values, there)
+        exists, node_paths, columns = (part.flatten(1).gather(1, places) for part in (there, values, columns))
+        where = places // self._children, places % self._children
+        return _Chosen(*where, columns, node_paths, exists, q, alive, ids, counts, found)
+
+    def _best(self, values: Tensor, there: Tensor) -> Tensor:
+        """Return the places of the level's nodes, rising, (S, n); values are (S, K, C)."""
+        if not self._plan.most:
+            return self._places.expand(len(values), -1)
+        ranked = torch.where(there, values, -torch.inf).flatten(1).sort(dim=1, descending=True, stable=True)
+        return ranked.indices[:, : self._plan.nodes].sort(1).values
+
+    def _used(self, places: Tensor, there: Tensor) -> Tensor:
+        """Return how many children each row above has among the chosen places, (S, K)."""
+        used = torch.zeros_like(there.flatten(1)).scatter_(1, places, True)
+        return (used.view(there.shape) & there).sum(-1)
 
     def _draw(self, q: Tensor, counts: Tensor, numbers: Tensor) -> Tensor:
         """Draw the children of each row without replacement, (S, K, C)."""

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from specscope.engine.model.cache import Cache
     from specscope.engine.model.decoder import Decoder
-    from specscope.engine.sampling.places import Places
 
 
 class CachedModel(NamedTuple):
@@ -30,7 +29,7 @@ class TreeForward:
     Args:
         model: The model; the rows before the tree are a chain in its cache.
         slot: Its slot.
-        places: The places of the K - 1 nodes.
+        rows: K.
         length: Cached rows that attention reads.
         hidden: Layers whose states are kept in `states`; see `Output.hidden`.
         masks: Of a head's layer: how many of the last rows are masks.
@@ -40,13 +39,13 @@ class TreeForward:
         self,
         model: CachedModel,
         slot: int,
-        places: Places,
+        rows: int,
         length: int,
         hidden: Sequence[int] = (),
         masks: int = 0,
     ) -> None:
         self._decoder, cache = model
-        device, rows = cache.tensor.device, len(places) + 1
+        device = cache.tensor.device
         self._buffers, self._hidden = cache.buffers(rows), tuple(hidden)
         self._indices = torch.zeros(rows, dtype=torch.int64, device=device)
         slots, compiler = range(slot, slot + 1), self._decoder.compiler
@@ -54,8 +53,7 @@ class TreeForward:
             cache, self._buffers, slots, length, self._indices, compiler=compiler
         )
         self._own, self._columns = torch.arange(rows, device=device), torch.arange(length, device=device)
-        self._depths = torch.tensor(places.depths, device=device)
-        self._sees = torch.tensor(places.ancestors(), device=device)
+        self._chain = self._own, self._own[:, None] >= self._own
         self._masks = (self._own - (rows - masks) + 1).clamp(min=0)
         self._windows = tuple(dict.fromkeys(layer.window for layer in self._decoder.layers))
         self._spare, self._rotations = cache.tensor.shape[3] - 1, self._decoder.rotations
@@ -64,19 +62,26 @@ class TreeForward:
         """The states of the last forward, (K, D) by layer."""
 
     def run(
-        self, tokens: Tensor, first: Tensor, void: Tensor | int = 0, vectors: Tensor | None = None
+        self,
+        tokens: Tensor,
+        first: Tensor,
+        tree: tuple[Tensor, Tensor] | None = None,
+        void: Tensor | int = 0,
+        vectors: Tensor | None = None,
     ) -> Tensor:
         """Forward K tokens, the first of them in cache row `first`; return their states, (K, D).
 
         Args:
             tokens: Their ids, (K,) int64; those of masks do not count.
             first: A chain's row is its position.
+            tree: The rows' depths, (K,), and `DeviceTree.ancestors`; None for a chain.
             void: Rows in front that are not wanted, for they are cached: they stay as they are.
             vectors: What a head's layer reads beside the tokens, (K, D).
         """
-        decoder, positions = self._decoder, (first + self._depths).clamp(min=0)
+        decoder, (depths, sees) = self._decoder, tree or self._chain
+        positions = (first + depths).clamp(min=0)
         self._indices.copy_(torch.where(self._own < void, self._spare, first + self._own))
-        self._attention.mask(self._visible(first, positions))
+        self._attention.mask(self._visible(first, depths, sees))
         rotation = self._rotations.index_select(1, positions) * decoder.scales
         if decoder.make_inputs is None:
             x, attention_input = decoder.embed(tokens, positions), None
@@ -89,13 +94,14 @@ class TreeForward:
         )
         return x
 
-    def _visible(self, first: Tensor, positions: Tensor) -> dict[int | None, Tensor]:
+    def _visible(self, first: Tensor, depths: Tensor, sees: Tensor) -> dict[int | None, Tensor]:
         """Return which cached rows the rows see, (1, K, N) for each window."""
         number = self._columns - first  # of a column among the rows
         among = number.clamp(0, len(self._own) - 1)
-        own = self._sees.index_select(1, among) & (number >= 0) & (number < len(self._own))
+        own = sees.index_select(1, among) & (number >= 0) & (number < len(self._own))
         seen = own | (number < 0)
-        places = torch.where(number < 0, self._columns, first + self._depths.index_select(0, among))
-        late, void = places - positions[:, None], (first + self._own < 0)[:, None] & (self._columns == 0)
+        positions = torch.where(number < 0, self._columns, first + depths.index_select(0, among))
+        late = positions - (first + depths)[:, None]
+        void = (first + self._own < 0)[:, None] & (self._columns == 0)
         near = {w: seen if w is None else seen & (late > -w) for w in self._windows}
         return {w: (rows | void)[None] for w, rows in near.items()}

@@ -1,9 +1,8 @@
 """The acceptance rules on the device: the next round starts from their verdict there.
 
-The places of a draft's nodes are known before its tokens are; a chain is a tree with one child per
-node. All nodes are tested at once, and those whose ancestors pass are accepted. The host applies
-`specscope.engine.sampling.accept.judge` to the same numbers, which makes the decisions of the
-trace, and compares.
+All nodes of a draft are tested at once, and those whose ancestors pass are accepted. The host
+applies `specscope.engine.sampling.accept.judge` to the same numbers, which makes the decisions of
+the trace, and compares.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ from specscope.engine.sampling.draws import (
     process_logits,
     softmax,
 )
-from specscope.engine.sampling.places import Places
+from specscope.engine.sampling.forms import DeviceTree, DraftForm
 from specscope.engine.sampling.rows import PackedRows, RowFacts, RowTable, TokenDistribution
-from specscope.engine.types import Judgement, Sampling
-
+from specscope.engine.types import Draft, Judgement, Sampling
 
 PURPOSES: tuple[Purpose, ...] = ("draft", "accept", "residual", "target")
 
 
-class Lines(NamedTuple):
+class NumberLines(NamedTuple):
     """The lines of a table of random numbers, whose columns are positions."""
 
     drafts: int
@@ -44,9 +42,9 @@ class Lines(NamedTuple):
     """Tests of siblings."""
 
     @classmethod
-    def of(cls, places: Places, *, drawn: bool) -> Lines:
+    def of(cls, form: DraftForm, *, drawn: bool) -> NumberLines:
         """Return the lines for a draft: with those of rule 1 if its tokens are drawn from q."""
-        return cls(max(map(len, places.levels), default=0), places.most_children) if drawn else cls(0, 0)
+        return cls(form.most_nodes, form.most_children) if drawn else cls(0, 0)
 
     def __len__(self) -> int:
         return self.drafts + self.tests + 2
@@ -81,121 +79,101 @@ class DeviceJudge:
     """Judges drafts of one form without the host.
 
     Args:
-        places: The places of the n nodes.
+        form: The drafts' sizes: n nodes, D levels.
         sampling: The logits processors of p.
         drawn: Whether the tokens are drawn from q: rule 1; never at temperature 0.
         device: The logits'.
     """
 
-    def __init__(self, places: Places, sampling: Sampling, drawn: bool, device: torch.device) -> None:
-        self.lines = Lines.of(places, drawn=drawn)
-        self._sampling, self._drawn = sampling, drawn
-        count, rows = len(places), range(len(places) + 1)
-        tensor = _Tensors(device)
-        self._parents = tensor(places.parents)
-        self._ancestors = tensor(places.ancestors()[1:], torch.bool).view(count, count + 1)[:, 1:]
-        own_level = [[depth == level for depth in places.depths[1:]] for level in range(1, places.depth + 1)]
-        self._levels = tensor(own_level, torch.bool).view(places.depth, count)
-        self._rows = tensor(rows)
-        self._tested = tensor(places.inner)
-        numbers = {row: i for i, row in enumerate(places.inner)}
-        self._index = tensor([numbers.get(row, 0) for row in rows])
-        self._leaves = tensor(_own_rows(places, drawn))
-        self._is_leaf = tensor([row not in numbers for row in rows], torch.bool)
-        most = places.most_children
-        padded = [[*places.children[row], *[0] * most][:most] for row in places.inner]
-        self._children = tensor(padded).view(len(places.inner), most)
-        """Rows of the children of the rows that have some; 0 for none."""
+    def __init__(self, form: DraftForm, sampling: Sampling, drawn: bool, device: torch.device) -> None:
+        self.lines = NumberLines.of(form, drawn=drawn)
+        self._form, self._sampling = form, sampling
+        self._rows = torch.arange(form.nodes + 1, device=device)
+        self._levels = torch.arange(1, form.depth + 1, device=device)[:, None]
+        self._inner = torch.tensor(form.inner, dtype=torch.int64, device=device)
+        numbers = {row: i for i, row in enumerate(form.inner)}
+        index = [numbers.get(row, 0) for row in range(form.nodes + 1)]
+        self._index = torch.tensor(index, device=device)
+        """The number of each row among those that may have children."""
 
     def judge(
-        self, logits: Tensor, drafted: Tensor, exists: Tensor, q: Tensor | None, us: Tensor
+        self, logits: Tensor, tree: DeviceTree, seen: Tensor, q: Tensor | None, us: Tensor
     ) -> DeviceVerdict:
         """Judge a draft.
 
         Args:
             logits: The target's rows, (n + 1, V).
-            drafted: The drafted tokens, (n,) int64.
-            exists: Whether a node is there, (n,) bool: q may have fewer tokens than places.
-            q: The rows that they were drawn from, one for each row with children, (P, V) float32.
-            us: `Lines.numbers` of the positions that the rows decide, (lines, n + 1) float64.
+            tree: The draft.
+            seen: `DeviceTree.ancestors`.
+            q: The rows that the tokens were drawn from, one for each row that may have children,
+                (P, V) float32; None: rule 2.
+            us: `NumberLines.numbers` of the positions that the rows decide, (lines, n + 1) float64.
         """
-        sampling, own = self._sampling, None
+        sampling = self._sampling
         p = softmax(logits) if sampling.greedy else process_logits(logits, sampling)
-        if not sampling.greedy:
-            own = us[self.lines.target].index_select(0, self._leaves)
-        found = RowFacts.of(logits, p, self._parents, drafted, self._leaves, own)
+        own_us = None if sampling.greedy else us[self.lines.target]
+        found = RowFacts.of(logits, p, tree.parents, tree.tokens, self._rows, own_us)
         if q is None:
-            passes = exists & (found.own.index_select(0, self._parents) == drafted)
-            path = self._path(passes)
-            own_token, facts = found.own.index_select(0, path.amax(0, keepdim=True)), [us.new_zeros(3)]
+            passes = found.own.index_select(0, tree.parents) == tree.tokens
+            path = self._path(passes & tree.exists, tree, seen)
+            own, facts = found.own.index_select(0, path.amax(0, keepdim=True)), [us.new_zeros(3)]
         else:
-            tests, taken, rest = self._tests(p, drafted, exists, q, us)
-            at = self._index.index_select(0, self._parents)
-            path = self._path(taken.index_select(0, at) == self._rows[1:])
-            last = path.amax(0, keepdim=True)
-            own_token, left = self._after(last, p, rest, us, found.own)
+            tests, taken, rest = self._tests(p, tree, q, us)
+            at = self._index.index_select(0, tree.parents)
+            path = self._path(taken.index_select(0, at) == self._rows[1:], tree, seen)
+            own, left = self._after(path.amax(0, keepdim=True), p, rest, us, found.own, tree)
             facts = [tests.flatten(), left]
-        verdict = torch.cat([path, own_token]).double()
-        return DeviceVerdict(path, own_token[0], torch.cat([found.flat(), *facts, verdict]))
+        verdict = torch.cat([path, own]).double()
+        return DeviceVerdict(path, own[0], torch.cat([found.flat(), *facts, verdict]))
 
-    def _path(self, passes: Tensor) -> Tensor:
+    def _path(self, passes: Tensor, tree: DeviceTree, seen: Tensor) -> Tensor:
         """Return the rows of the accepted path, of the nodes that pass if their parents do."""
         if not len(passes):
             return self._rows[:1]  # row 0
-        accepted = (passes | ~self._ancestors).all(1)
-        return torch.where(self._levels & accepted, self._rows[1:], 0).amax(1)
+        accepted = (passes | ~seen[1:, 1:]).all(1)
+        return torch.where((self._levels == tree.depths[1:]) & accepted, self._rows[1:], 0).amax(1)
 
-    def _tests(
-        self, p: Tensor, drafted: Tensor, exists: Tensor, q: Tensor, us: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _children(self, tree: DeviceTree) -> Tensor:
+        """Return the rows of the children of the rows that may have some, (P, C); 0 for none."""
+        count, most = len(self._inner), self._form.most_children
+        places = self._index.index_select(0, tree.parents) * most + tree.siblings
+        places = torch.where(tree.exists, places, count * most)  # one more place, which is left out
+        table = self._rows.new_zeros(count * most + 1).index_copy_(0, places, self._rows[1:])
+        return table[:-1].view(count, most)
+
+    def _tests(self, p: Tensor, tree: DeviceTree, q: Tensor, us: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Test all siblings, one after the other (rule 1), as if their parents were accepted.
 
-        Returns p of each token when it is tested, (children, P); the row of the accepted child, 0
-        for none, (P,); and what is left of p after all rejections, (P, V).
+        Returns p of each token when it is tested, (C, P); the row of the accepted child, 0 for
+        none, (P,); and what is left of p after all rejections, (P, V).
         """
-        rest, q = p.index_select(0, self._tested).double(), q.double()
-        taken, tests = torch.zeros_like(self._tested), list[Tensor]()
-        for sibling, rows in enumerate(self._children.unbind(1)):
-            node = (rows - 1).clamp(min=0)
-            valid = (rows > 0) & exists.index_select(0, node)
-            token = drafted.index_select(0, node)[:, None]
+        rest, q = p.index_select(0, self._inner).double(), q.double()
+        taken, tests = torch.zeros_like(self._inner), list[Tensor]()
+        for sibling, rows in enumerate(self._children(tree).unbind(1)):
+            there = rows > 0
+            token = tree.tokens.index_select(0, (rows - 1).clamp(min=0))[:, None]
             p_x, q_x = rest.gather(1, token)[:, 0], q.gather(1, token)[:, 0]
-            u = us[self.lines.drafts + sibling].index_select(0, self._tested)
-            taken = torch.where((taken == 0) & valid & (u < p_x / q_x), rows, taken)
+            u = us[self.lines.drafts + sibling].index_select(0, self._inner)
+            taken = torch.where((taken == 0) & there & (u < p_x / q_x), rows, taken)
             tests.append(p_x)
             left = (rest - q).clamp_(min=0)
             total = left.sum(-1, keepdim=True)
-            rest = torch.where(valid[:, None] & (total > 0), left / total, rest)
-            if sibling + 1 < self._children.shape[1]:
+            rest = torch.where(there[:, None] & (total > 0), left / total, rest)
+            if sibling + 1 < self._form.most_children:
                 q = q.scatter(1, token, 0)
                 q = q / q.sum(-1, keepdim=True)
         return torch.stack(tests), taken, rest
 
-    def _after(self, last: Tensor, p: Tensor, rest: Tensor, us: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    def _after(
+        self, last: Tensor, p: Tensor, rest: Tensor, us: Tensor, own: Tensor, tree: DeviceTree
+    ) -> tuple[Tensor, Tensor]:
         """Draw the token after the last accepted row, (1,); also return (token, p, mass)."""
         weights = rest.index_select(0, self._index.index_select(0, last))
         token = pick_rows(us[self.lines.residual].index_select(0, last), weights)
         full = p.index_select(0, last)[0].double()
         facts = torch.cat([token.double(), full.index_select(0, token), weights.sum()[None]])
-        own_rows = torch.zeros_like(self._rows).index_copy(0, self._leaves, own)
-        is_leaf, drawn = self._is_leaf.index_select(0, last), own_rows.index_select(0, last)
-        return torch.where(is_leaf, drawn, token), facts
-
-
-class _Tensors:
-    """Makes tensors on a device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def __call__(self, numbers: Sequence[object], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor([*numbers], dtype=dtype, device=self._device)
-
-
-def _own_rows(places: Places, drawn: bool) -> list[int]:
-    """Return the rows after which the target may draw: under rule 1 those without children."""
-    rows = range(len(places) + 1)
-    return [row for row in rows if not places.children[row]] if drawn else [*rows]
+        tested = ((tree.parents == last) & tree.exists).any(0, keepdim=True)
+        return torch.where(tested, token, own.index_select(0, last)), facts
 
 
 class TreeRows(PackedRows):
@@ -203,9 +181,9 @@ class TreeRows(PackedRows):
 
     Args:
         facts: `DeviceVerdict.facts`, copied to the host.
-        places: The places of the draft's nodes.
-        nodes: The places of those that are there, rising.
-        drafted: Their tokens.
+        form: The draft's sizes.
+        nodes: The numbers of its nodes that are there, rising.
+        draft: These nodes.
         size: V.
         drawn: Whether the tokens were drawn from q: rule 1.
         sampled: Whether p is drawn from.
@@ -217,30 +195,30 @@ class TreeRows(PackedRows):
     def __init__(
         self,
         facts: Tensor,
-        places: Places,
+        form: DraftForm,
         nodes: Sequence[int],
-        drafted: Sequence[int],
+        draft: Draft,
         size: int,
         *,
         drawn: bool,
         sampled: bool,
     ) -> None:
-        count, own_rows = len(places), _own_rows(places, drawn)
-        found, rest = RowFacts.split(facts, count + 1, count, len(own_rows), min(TOP, size))
+        count = form.nodes + 1
         self._rows = [0, *(node + 1 for node in nodes)]
-        """The row of each row of the draft among all places."""
-        tests = (places.most_children, len(places.inner)) if drawn else (0, 0)
+        """The device's row of each row of the draft."""
+        found, rest = RowFacts.split(facts, count, form.nodes, count, min(TOP, size))
+        tests = (form.most_children, len(form.inner)) if drawn else (0, 0)
         tested, left, verdict = rest.split([tests[0] * tests[1], 3, len(rest) - tests[0] * tests[1] - 3])
         found = found._replace(p_drafted=found.p_drafted[[*nodes]])
-        pairs = [(places.parents[node], token) for node, token in zip(nodes, drafted, strict=True)]
-        table = RowTable(found, pairs, own_rows, size, sampled, facts.new_empty(0))
+        pairs = [(self._rows[token.parent + 1], token.id) for token in draft.tokens]
+        table = RowTable(found, pairs, range(count), size, sampled, facts.new_empty(0))
         super().__init__(table, 0, len(self._rows))
         *path, own = verdict.long().tolist()
         known = {row: i for i, row in enumerate(self._rows)}
         self.verdict = tuple(known[row] - 1 for row in path if row), own
         """The device's: the accepted nodes, and the target's own token."""
         columns = tested.view(tests).unbind(1) if drawn else ()
-        self._tested = dict(zip(places.inner, (column.tolist() for column in columns), strict=False))
+        self._tested = dict(zip(form.inner, (column.tolist() for column in columns), strict=False))
         token, p_token, mass = left.tolist()
         self._left = int(token), p_token, mass
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from specscope.engine.heads.drafting import AtOnce, ByPath, Head
+from specscope.engine.heads.drafting import AllLevels, ByPath, Head
 from specscope.engine.model.fused import LevelForwards
 from specscope.engine.model.levels import Drafted, DraftKind, DraftLevels, LevelSource
 from specscope.engine.model.tree_forward import CachedModel, TreeForward
-from specscope.engine.sampling.places import Places
+from specscope.engine.sampling.forms import DeviceTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +58,8 @@ class _Levels:
     ) -> None:
         self._levels, self._cells = DraftLevels(source, tokens, kind, clock, device), cells
         self._events: tuple[Any, Any] = (clock.event(), clock.event())
+        depths = [0, *(level for level, plan in enumerate(kind.plans, 1) for _ in range(plan.nodes))]
+        self._depths = torch.tensor(depths, device=device)
 
     def begin(self) -> None:
         """Note that the first forward begins."""
@@ -72,12 +74,17 @@ class _Levels:
     @property
     def facts(self) -> Tensor:
         """What `read` reads, (m,) float64."""
-        return _computed(self._levels.facts)[0]
+        assert self._levels.facts is not None, "the draft has been computed"
+        return self._levels.facts[0]
 
-    @property
-    def drafted(self) -> tuple[Tensor, Tensor]:
-        """The tokens and whether they are there, (n,) each."""
-        return _computed(self._levels.drafted)[0], _computed(self._levels.exists)[0]
+    def tree(self, kept: int) -> DeviceTree:
+        """Return the draft: all of its nodes, or the `kept` best ones."""
+        nodes = self._levels.nodes
+        tokens, exists, parents, siblings, paths = (
+            torch.cat([*parts], 1)[0] for parts in zip(*nodes, strict=True)
+        )
+        tree = DeviceTree(tokens, exists, parents, self._depths, siblings)
+        return tree.best(paths, kept) if kept else tree
 
     @property
     def q(self) -> Tensor | None:
@@ -93,29 +100,25 @@ class _Levels:
         return Drafted(levels, [first, *times], [self._cells, *cells])
 
 
-def _computed(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None, "the draft has been computed"
-    return tensor
-
-
 class ModelDraft:
-    """A model's chain: its first forward has the prefix's last two tokens, or the last one."""
+    """A model's draft: its first forward has the prefix's last two tokens, or the last one."""
 
     reads = 2
     """Last tokens of the prefix."""
 
     def __init__(self, model: CachedModel, kind: DraftKind, clock: Clock) -> None:
-        self._first = TreeForward(model, kind.slot, Places(range(self.reads - 1)), kind.length)
+        self._first = TreeForward(model, kind.slot, self.reads, kind.length)
         source = LevelForwards(model.decoder, (), model.cache, kind)
         device = model.cache.tensor.device
         self.levels = _Levels(source, None, kind, self._first.cells, clock, device)
+        self.moves = model.cache
         self._decoder, self._count = model.decoder, len(kind.plans)
 
     def compute(self, start: DraftStart, us: Tensor) -> None:
         """Draft by the numbers of each level, (levels, n)."""
         last, length, missing = start
         self.levels.begin()
-        states = self._first.run(last, length - self.reads, self.reads - missing)
+        states = self._first.run(last, length - self.reads, void=self.reads - missing)
         logits = self._decoder.logits(states[-1:])
         self.levels.compute(length, logits[0], logits.new_empty((1, 0)), us)
 
@@ -130,6 +133,8 @@ class LayerDraft:
     The row of a token reads the target's state of the token before it; the first token has no row.
     A head with states that it predicts drafts level by level, one with masks in one forward.
 
+    Its rows of drafted tokens are not used again.
+
     Args:
         head: The head.
         model: Its layer.
@@ -139,6 +144,8 @@ class LayerDraft:
         clock: Makes the events of all forwards.
     """
 
+    moves = None
+
     def __init__(
         self, head: Head, model: CachedModel, target: Cache, kind: DraftKind, tail: int, clock: Clock
     ) -> None:
@@ -147,8 +154,8 @@ class LayerDraft:
         self._rows, self._tail = count + 1, tail
         self.reads = self._rows + tail
         self._masks = 0 if head.keeps else count - 1 + tail
-        places = Places(range(self._rows + self._masks - 1))
-        self._first = TreeForward(model, kind.slot, places, kind.length, head.keeps, self._masks)
+        rows = self._rows + self._masks
+        self._first = TreeForward(model, kind.slot, rows, kind.length, head.keeps, self._masks)
         self._at_once = _RowsAtOnce()
         source = LevelForwards(model.decoder, head.keeps, model.cache, kind) if head.keeps else self._at_once
         device, cells = model.cache.tensor.device, self._first.cells
@@ -165,7 +172,7 @@ class LayerDraft:
         states = self._fuse(self._features.index_select(0, (first + self._own).clamp(min=0)))
         vectors = torch.cat([states, states.new_zeros((self._masks, states.shape[1]))])
         tokens = torch.cat([last[: self._rows], self._padding])
-        x = self._first.run(tokens, first, self._rows - missing, vectors)
+        x = self._first.run(tokens, first, void=self._rows - missing, vectors=vectors)
         logits = self._decoder.logits(x[self._rows - 1 :])
         kept = self._first.states[self._keeps[0]][self._rows - 1 :] if self._keeps else x[:1]
         self._at_once.rows = logits = logits[self._tail :]
@@ -185,7 +192,7 @@ class StateDraft:
         clock: Makes the events of all forwards.
     """
 
-    reads = 1
+    reads, moves = 1, None
 
     def __init__(self, head: Head, target: Cache, kind: DraftKind, clock: Clock) -> None:
         assert head.from_state is not None, "it has no layer"
@@ -200,7 +207,7 @@ class StateDraft:
         last, length, _ = start
         self.levels.begin()
         states = self._features.index_select(0, (length - 2)[None])
-        if isinstance(self._head, AtOnce):
+        if isinstance(self._head, AllLevels):
             self._at_once.rows = self._head.logits(states, self._count)[0]
             first = self._at_once.rows[0]
         else:

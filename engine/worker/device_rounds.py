@@ -24,9 +24,9 @@ from torch.nn.functional import pad
 from specscope.engine.model.levels import Drafted, DraftKind
 from specscope.engine.model.static import PerCache, captured, graph_pool, read_length
 from specscope.engine.model.tree_forward import CachedModel, TreeForward
-from specscope.engine.sampling.places import Places, places_of
+from specscope.engine.sampling.forms import DeviceTree, DraftForm, form_of
 from specscope.engine.sampling.rows import upload
-from specscope.engine.sampling.verdict import DeviceJudge, Lines
+from specscope.engine.sampling.verdict import DeviceJudge, NumberLines
 from specscope.engine.worker.device_drafts import (
     DraftStart,
     LayerDraft,
@@ -64,6 +64,8 @@ class RoundKind(NamedTuple):
     slot: int
     plans: tuple[LevelPlan, ...]
     """The levels to draft; none for a round of plain decoding."""
+    kept: int
+    """Nodes that are verified: the best ones; 0 for all."""
     tail: int
     """Last tokens of the prefix that the drafting head does not read."""
     features: tuple[int, ...]
@@ -80,21 +82,14 @@ class RoundKind(NamedTuple):
     """Cached rows that attention reads, the drafter's and the target's."""
 
     @property
-    def places(self) -> Places:
-        """The places of the drafted nodes."""
-        return fixed_places(self.plans)
+    def form(self) -> DraftForm:
+        """The sizes of the draft that is verified."""
+        return form_of(self.plans, self.kept)
 
     @property
     def rows(self) -> int:
         """Rows that a forward may have beside those of the prefix, at most."""
-        return max(len(self.places), len(self.plans) - 1 + self.tail)
-
-
-def fixed_places(plans: tuple[LevelPlan, ...]) -> Places:
-    """Return the places of a draft that has fixed ones."""
-    places = places_of(plans)
-    assert places is not None, "its places are fixed"
-    return places
+        return max(sum(plan.nodes for plan in self.plans), len(self.plans) - 1 + self.tail)
 
 
 class RoundFacts(NamedTuple):
@@ -103,7 +98,7 @@ class RoundFacts(NamedTuple):
     drafted: Drafted | None
     """The drafts, with the times of all forwards; None for plain decoding."""
     nodes: list[int]
-    """The places of the nodes that are there."""
+    """The numbers of the nodes that are there."""
     verdict: Tensor
     """What `specscope.engine.sampling.verdict.TreeRows` reads, (n,) float64."""
     verified: tuple[int, int]
@@ -142,7 +137,7 @@ class DeviceRound:
         kind: Sizes.
         state: Tokens of the prefix, those without a row in the drafter's cache, and its last ones,
             int64; the round replaces it by the next one's. A draft reads all of the last ones.
-        us: The sequence's random numbers (`Lines`), by position.
+        us: The sequence's random numbers (`NumberLines`), by position.
         clock: Makes the events of the round's times.
         tokens: The token of each column of the draft; None if column i is token i.
         pool: Memory of the graph.
@@ -159,15 +154,16 @@ class DeviceRound:
         tokens: Tensor | None,
         pool: GraphPool | None,
     ) -> None:
-        device, places = state.device, kind.places
+        device, form = state.device, kind.form
         self._state, self._us, self._pool, self._draft, self._tokens = state, us, pool, draft, tokens
-        self._cache, self._kind, self._places = target.cache, kind, places
+        self._cache, self._kind, self._form = target.cache, kind, form
         self._decoder = target.decoder
-        self._verify = TreeForward(target, kind.slot, places, kind.lengths[1], kind.features)
-        self._judge = DeviceJudge(places, kind.sampling, kind.drawn, device)
-        self._depths = torch.tensor(places.depths, device=device)
-        self._levels = torch.arange(max(len(kind.plans), 1), device=device)
-        self._rows = torch.arange(len(places) + 1, device=device)
+        features = kind.features
+        self._verify = TreeForward(target, kind.slot, form.nodes + 1, kind.lengths[1], features)
+        self._judge = DeviceJudge(form, kind.sampling, kind.drawn, device)
+        self._none = DeviceTree.chain(torch.zeros(0, dtype=torch.int64, device=device))
+        self._levels = torch.arange(max(form.depth, 1), device=device)
+        self._rows = torch.arange(form.nodes + 1, device=device)
         self._window = torch.arange(len(state) - 2, device=device)
         self._events: list[Any] = [clock.event() for _ in range(3)]
         self._copied: Any = clock.event()
@@ -202,35 +198,37 @@ class DeviceRound:
         flat, *q = (hosted.clone() for hosted in self._hosted)
         width = 0 if self._draft is None else len(self._draft.levels.facts)
         drafted = self._draft and self._draft.levels.read(flat[:width], q[0] if q else None, clock)
-        exists, verdict = flat[width:].split([len(self._places), len(flat) - width - len(self._places)])
+        exists, verdict = flat[width : width + self._form.nodes], flat[width + self._form.nodes :]
         start, end, judged = map(clock.hold, self._events)
         nodes = exists.nonzero()[:, 0].tolist()
         return RoundFacts(drafted, nodes, verdict, (start, end), judged, self._verify.cells)
 
     def _compute(self) -> None:
         length, missing, last = self._state[0], self._state[1], self._state[2:]
-        drafted, exists, q, facts = last[:0], last[:0].bool(), None, list[Tensor]()
-        draft = self._draft
+        tree, q, facts, draft = self._none, None, list[Tensor](), self._draft
         if draft is not None:
             lines = self._us[: max(self._judge.lines.drafts, 1)]
             draft.compute(DraftStart(last, length, missing), self._at(lines, length + self._levels).t())
-            (drafted, exists), q, facts = draft.levels.drafted, draft.levels.q, [draft.levels.facts]
+            tree, q, facts = draft.levels.tree(self._kind.kept), draft.levels.q, [draft.levels.facts]
         self._events[0].record()
-        rows, first = torch.cat([last[-1:], drafted]), length - 1
-        logits = self._decoder.logits(self._verify.run(rows, first))
+        tokens, first, seen = (
+            torch.cat([last[-1:], tree.tokens]),
+            length - 1,
+            tree.ancestors(self._form.depth),
+        )
+        logits = self._decoder.logits(self._verify.run(tokens, first, (tree.depths, seen)))
         self._store(first)
         self._events[1].record()
-        us = self._at(self._us, length + self._depths)
-        path, own, verdict = self._judge.judge(logits, drafted, exists, self._spread(q, logits), us)
+        us = self._at(self._us, length + tree.depths)
+        path, own, verdict = self._judge.judge(logits, tree, seen, self._spread(q, logits), us)
         accepted = (path > 0).sum()
-        if not self._places.is_chain:
-            self._move(path, first)
-        text = torch.cat([last, rows.index_select(0, path), own[None]])
+        self._move(path, first)
+        text = torch.cat([last, tokens.index_select(0, path), own[None]])
         text.index_copy_(0, (len(last) + accepted)[None], own[None])
         after = accepted if draft is None else draft.missing(accepted)
         numbers = torch.stack([length + accepted + 1, after])
         self._state.copy_(torch.cat([numbers, text.index_select(0, self._window + accepted + 1)]))
-        self._facts = [torch.cat([*facts, exists.double(), verdict]), *([] if q is None else [q])]
+        self._facts = [torch.cat([*facts, tree.exists.double(), verdict]), *([] if q is None else [q])]
         self._events[2].record()
 
     def _at(self, lines: Tensor, positions: Tensor) -> Tensor:
@@ -252,11 +250,16 @@ class DeviceRound:
         return q.new_zeros((len(q), logits.shape[1])).index_copy_(1, self._tokens, q)
 
     def _move(self, path: Tensor, first: Tensor) -> None:
-        """Move the rows of the accepted path behind those of the prefix."""
-        source = first + path  # no row of a level is row 0: the last token's, which stays
+        """Move the rows of the accepted path of a tree behind those of the prefix."""
+        if self._form.is_chain:
+            return
+        source = first + path  # no node's row is row 0: the last token's, which stays
         target = torch.where(path > 0, first + self._levels + 1, first)
-        held = self._cache.tensor[:, self._kind.slot]
-        held.index_copy_(2, target, held.index_select(2, source))
+        held = [self._cache.tensor[:, self._kind.slot]]
+        if self._draft is not None and self._draft.moves is not None:
+            held.append(self._draft.moves.tensor[:, self._kind.slot])
+        for rows in held:
+            rows.index_copy_(2, target, rows.index_select(2, source))
         if self._kind.features and self._cache.features is not None:
             states = self._cache.features[self._kind.slot]
             states.index_copy_(0, target, states.index_select(0, source))
@@ -271,7 +274,7 @@ class DeviceRounds:
         lines: The lines of the table of random numbers.
     """
 
-    def __init__(self, target: Decoder, drafter: Drafter | None, lines: Lines) -> None:
+    def __init__(self, target: Decoder, drafter: Drafter | None, lines: NumberLines) -> None:
         self._target, self._drafter, self._lines = target, drafter, lines
         self._rounds = PerCache[tuple[Any, ...], DeviceRound](target)
         self._pool = graph_pool(target.device)

@@ -277,7 +277,7 @@ class Host:
         """Judge a round by the numbers that the device compared (SpecScopeError if it differs)."""
         sampling, size = self.forwards.run.sampling, self.forwards.models[found.asked.target].vocab_size
         prefix, facts, drawn = found.prefix, found.facts, found.asked.drawn and not sampling.greedy
-        given = (facts.verdict, found.asked.places, facts.nodes, draft.ids, size)
+        given = (facts.verdict, found.asked.form, facts.nodes, draft, size)
         rows = TreeRows(*given, drawn=drawn, sampled=not sampling.greedy)
         draws = self._draws(prefix.sequence)
         judgement = judge(rows, draft, self._q_row, position=len(prefix), sampling=sampling, draws=draws)

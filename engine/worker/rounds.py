@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from specscope.engine.heads.drafting import AtOnce
+from specscope.engine.heads.drafting import AllLevels
 from specscope.engine.layout import Packing
+from specscope.engine.model.fused import MOST_NUMBERS
 from specscope.engine.model.slots import Rows
-from specscope.engine.sampling.places import places_of
-from specscope.engine.sampling.verdict import Lines
+from specscope.engine.sampling.forms import form_of
+from specscope.engine.sampling.verdict import NumberLines
 from specscope.engine.types import Prefix
 from specscope.engine.worker.device_rounds import (
     DeviceRound,
@@ -24,7 +25,6 @@ from specscope.engine.worker.device_rounds import (
     RoundFacts,
     RoundKind,
     RoundStart,
-    fixed_places,
 )
 from specscope.engine.worker.jobs import Propose, Score, Stamp
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from specscope.engine.model.cache import Cache
     from specscope.engine.model.decoder import Decoder
     from specscope.engine.sampling.draws import Draws
-    from specscope.engine.sampling.places import Places
+    from specscope.engine.sampling.forms import DraftForm
     from specscope.engine.worker.forwards import Forwards
 
 
@@ -51,6 +51,8 @@ class AskedRound(NamedTuple):
     sequence: int
     plans: tuple[LevelPlan, ...]
     """The levels of a draft."""
+    kept: int
+    """Nodes that are verified; 0 for all."""
     drawn: bool
     """Whether the tokens are drawn from q, at any temperature but 0."""
     chain: bool
@@ -67,18 +69,18 @@ class AskedRound(NamedTuple):
             special = job.stop_below or job.fuzzy > 1 or job.group or job.damping
             if not job.then or special or not job.levels[0]:
                 return None
-            plans = job.shape.plans(job.levels[0])
-            if not plans or places_of(plans) is None:
+            plans, kept = job.shape.plans(job.levels[0]), getattr(job.shape, "total", 0)
+            if not plans:
                 return None
-            return cls(job.then, job.model, sequence, plans, job.sampled, job.chain, job.masked_tail)
+            return cls(job.then, job.model, sequence, plans, kept, job.sampled, job.chain, job.masked_tail)
         special = job.best or job.greedy or job.stage or job.chunks or job.drafts[0][0]
         if special or len(job.judges) != 1 or job.judges[0].skip or job.judges[0].typical:
             return None
-        return cls(job.model, "", sequence, (), False, False, 0)
+        return cls(job.model, "", sequence, (), 0, False, False, 0)
 
     @property
-    def places(self) -> Places:
-        return fixed_places(self.plans)
+    def form(self) -> DraftForm:
+        return form_of(self.plans, self.kept)
 
 
 class _Begun(NamedTuple):
@@ -120,7 +122,7 @@ class Found(NamedTuple):
         work = None
         if head is not None and head.layer is None:
             assert head.from_state is not None, "it reads a state"
-            levels = len(self.asked.plans) if isinstance(head.from_state, AtOnce) else number
+            levels = len(self.asked.plans) if isinstance(head.from_state, AllLevels) else number
             rows, work = max(rows, 1), head.from_state.work(levels)
         else:
             if head is not None and head.layer is not None:
@@ -148,7 +150,7 @@ class Rounds:
 
     def __init__(self, forwards: Forwards, draws: Callable[[int], Draws]) -> None:
         self._forwards, self._draws_of = forwards, draws
-        self._devices: dict[tuple[str, str, Lines], DeviceRounds] = {}
+        self._devices: dict[tuple[str, str, NumberLines], DeviceRounds] = {}
         self._draws: dict[int, Draws] = {}
         self._begun: _Begun | None = None
         self._ended = list[Stamp]()
@@ -189,7 +191,7 @@ class Rounds:
         found = Found(asked, prefix, facts, self._cached(asked, prefix), self._head(asked))
         rows = [0, *(plan.onward_count for plan in asked.plans)]
         drafts = [found.drafting(i, rows[i], sum(rows[:i])) for i in range(found.forwards)]
-        return [*drafts, *found.verification(len(asked.places))]
+        return [*drafts, *found.verification(asked.form.nodes)]
 
     def run(self, job: Propose | Score) -> Found | None:
         """Return the round that a job asks for; None if it needs a host, or the models differ.
@@ -241,6 +243,8 @@ class Rounds:
         if asked.target not in forwards.fused or forwards.run.packing != Packing():
             return False
         if head is None:
+            if any(plan.onward_count < plan.nodes for plan in asked.plans[:-1]):
+                return False  # rows of the drafter's cache are then not those of the target's
             return asked.drafter in ("", *forwards.fused) and not forwards.keeps(asked.target)
         return head.layer is None or head.layer.decoder.steps is not None
 
@@ -274,17 +278,13 @@ class Rounds:
     def _fits(self, asked: AskedRound, cached: tuple[int, int] | None, length: int) -> bool:
         """Return whether a round finds room, and the rows before it if they are `cached` by now."""
         head, own, target = self._head(asked), self._own(asked), self._forwards.cache(asked.target)
-        caches, nodes, levels = (
-            [c for c in (own, target) if c is not None],
-            len(asked.places),
-            len(asked.plans),
-        )
-        room = all(
-            length + max(nodes, levels + asked.tail) <= cache.capacity and length + levels <= cache.context
-            for cache in caches
-        )
-        if cached is None or not room:
-            return room
+        nodes, levels = sum(plan.nodes for plan in asked.plans), len(asked.plans)
+        rows = max(nodes, levels + asked.tail)
+        caches = [cache for cache in (own, target) if cache is not None]
+        room = all(length + rows <= c.capacity and length + levels <= c.context for c in caches)
+        numbers = sum(len(plan.counts) for plan in asked.plans) * self._forwards.run.vocab_size
+        if cached is None or not room or numbers > MOST_NUMBERS:
+            return room and numbers <= MOST_NUMBERS
         known = length - cached[1] == 1 and (head is None or length - asked.tail >= 2)
         most = 2 if head is None else levels + 1
         return known and 1 <= self._missing(asked, cached, length) <= most
@@ -295,7 +295,7 @@ class Rounds:
     def _launch(self, asked: AskedRound, bound: int, start: RoundStart | None) -> DeviceRound:
         forwards, sampling, head = self._forwards, self._forwards.run.sampling, self._head(asked)
         drawn = asked.drawn and not sampling.greedy
-        key = asked.target, asked.drafter, Lines.of(asked.places, drawn=drawn)
+        key = asked.target, asked.drafter, NumberLines.of(asked.form, drawn=drawn)
         if key not in self._devices:
             layer = asked.drafter and (head is None or head.layer is not None)
             decoder = self._decoder(asked.drafter) if layer else None
@@ -307,7 +307,8 @@ class Rounds:
         elif head is None and asked.drafter:
             columns = min(columns, self._decoder(asked.drafter).vocab_size)
         slot = forwards.slot(asked.sequence)
-        kind = RoundKind(slot, asked.plans, asked.tail, features, columns, sampling, drawn, asked.chain)
+        how = (features, columns, sampling, drawn, asked.chain)
+        kind = RoundKind(slot, asked.plans, asked.kept, asked.tail, *how)
         if asked.sequence not in self._draws:
             self._draws[asked.sequence] = self._draws_of(asked.sequence)
         caches = cast("Cache", forwards.cache(asked.target)), self._own(asked)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from specscope.engine.errors import ModelError
 from specscope.engine.heads import modules
 from specscope.engine.heads.config import MOST, HeadConfig, TensorShapes
-from specscope.engine.heads.drafting import AtOnce, Head
+from specscope.engine.heads.drafting import AllLevels, Head
 from specscope.engine.heads.kind import Kind, PublishedForm
 from specscope.engine.heads.packed import Frozen, Learned, Texts
 from specscope.engine.heads.published import Published, target_name, vocab_size
@@ -124,7 +124,7 @@ class Medusa(nn.Module):
         def work(count: int) -> Work:
             return _work(self.config, count, 0)._replace(outputs=count)
 
-        source = AtOnce(logits, work)
+        source = AllLevels(logits, work)
         return Head(columns, modules.draft_from_state(source), from_state=source)
 
 

@@ -32,8 +32,7 @@ from specscope.traces.facts.metrics import measure
 from tests.bench.attention import CASES, Ragged
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.model.test_static import check_static_steps
-from tests.engine.model.tiny import CONFIGS as FAMILIES
-from tests.engine.model.tiny import reference, save
+from tests.engine.model.tiny import DENSE, reference, save
 from tests.engine.run.rounds_on_host import check, counting, on_the_host
 from tests.engine.runtimes.processes import at_span, servers
 from tests.engine.runtimes.test_contract import CONFIGS, PROMPT, WARM, facts
@@ -44,6 +43,8 @@ from tests.engine.worker.test_shortage import limited
 pytestmark = pytest.mark.gpu
 DEVICE = os.environ.get("SPECSCOPE_GPU_TESTS", "cuda")
 LIMITS = Limits(24)
+BY_MODELS = ("speculative", "assisted", "tree")
+BY_HEADS = ("eagle", "eagle2", "medusa", "hydra", "parallelspec_eagle", "parallelspec_medusa", "mtp")
 ALL = CONFIGS | {"dsi": {}, "ems": {"base": "speculative", "batch": 2}}
 GREEDY = Sampling()
 MODES = {
@@ -103,7 +104,7 @@ def test_every_method_writes_the_text_of_plain_decoding(mode, plain, opened):
         assert run.text == expected, name
 
 
-@pytest.mark.parametrize("name", ["speculative", "pearl", "tree", "medusa", "lookahead"])
+@pytest.mark.parametrize("name", ["speculative", "pearl", "tree", "medusa", "eagle", "lookahead"])
 def test_static_and_compiled_forwards_decide_as_eager_ones_do(name, opened):
     runs = [
         opened(mode).run(name, PROMPT, config=CONFIGS[name], sampling=WARM, limits=LIMITS)
@@ -113,18 +114,25 @@ def test_static_and_compiled_forwards_decide_as_eager_ones_do(name, opened):
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
-@pytest.mark.parametrize("name", ["autoregressive", "speculative", "assisted"])
+@pytest.mark.parametrize("name", ["autoregressive", *BY_MODELS, *BY_HEADS])
 def test_rounds_of_the_device_decide_as_rounds_with_a_host(name, sampling, opened, monkeypatch):
-    """Over several graphs: one for each size of the cache that attention reads."""
+    """Over several graphs: one for each size of the cache that attention reads.
+
+    Of tokens with nearly equal probabilities a tree may have another one: only texts are compared.
+    """
     monkeypatch.setattr(rounds, "AHEAD", {DEVICE})
     how = {"config": CONFIGS[name], "sampling": sampling, "limits": Limits(130)}
     cluster = opened("threads, static")
     expected = on_the_host(cluster, name, PROMPT, **how)
     for _ in range(2):  # the second time all graphs are there
         with counting() as counts:
-            check(cluster.run(name, PROMPT, **how), expected, tolerance=1e-3)
+            trace = cluster.run(name, PROMPT, **how)
+        if name in BY_HEADS or name == "tree":
+            assert trace.token_ids() == expected.token_ids()
+        else:
+            check(trace, expected, tolerance=1e-3)
         on_one_device = DEVICE == "cuda" and torch.cuda.device_count() == 1
-        assert counts[1] > 5 or not (on_one_device or name == "autoregressive")
+        assert counts[1] > 5 or (name in BY_MODELS and not on_one_device)
 
 
 @pytest.mark.parametrize("mode", ["threads", "threads, static"])
@@ -164,7 +172,7 @@ def test_flex_attention_sees_what_a_mask_shows(size, dtype):
     torch.testing.assert_close(found, expected, atol=near, rtol=near)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)
 def test_a_graph_equals_the_eager_forward(family, tmp_path):
     save(reference(family), tmp_path)
     check_static_steps(load(tmp_path, device=DEVICE), tolerance=1e-4)

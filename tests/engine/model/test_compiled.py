@@ -18,10 +18,9 @@ from specscope.engine.model.compiler import Compiler
 from specscope.engine.model.slots import Rows
 from specscope.engine.model.static import StaticSteps, read_length
 from tests.engine.model.test_static import WAYS, check_chains, check_static_steps
-from tests.engine.model.tiny import CONFIGS, reference, save
+from tests.engine.model.tiny import DENSE, reference, save
 
 torch.set_num_threads(1)
-DENSE = [family for family in CONFIGS if not any(name in family for name in ("mixtral", "olmoe", "moe"))]
 AS_THEY_ARE = {"wrap": lambda function: function}
 
 

@@ -79,6 +79,10 @@ CONFIGS = {
 }  # fmt: skip
 
 
+DENSE = [family for family in CONFIGS if not any(name in family for name in ("mixtral", "olmoe", "moe"))]
+"""Families that are no mixtures of experts, which have eager forwards only."""
+
+
 def reference(family, seed=0, **changes):
     """Return a transformers model with random parameters, norms and biases included.
 

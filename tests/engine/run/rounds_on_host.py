@@ -45,8 +45,8 @@ def on_the_host(cluster: specscope.Cluster, *args: Any, **more: Any) -> Trace:
 
 def rows(trace):
     """Return the rows of a trace without times, cells and probabilities, and its done spans."""
-    done = [span for span in trace.spans if span.outcome == "done"]
-    number = {-1: -1} | {id_: i for i, id_ in enumerate(sorted(span.id for span in done))}
+    done = sorted((span for span in trace.spans if span.outcome == "done"), key=lambda span: span.id)
+    number = {-1: -1} | {span.id: i for i, span in enumerate(done)}
     timeless, inexact = (
         {"time": 0, "start": 0, "end": 0, "cells": 0},
         {"p": 0, "q": 0, "top_p": (), "top_q": ()},
@@ -70,8 +70,10 @@ def check(trace: Trace, expected: Trace, tolerance: float = 1e-5) -> None:
     assert trace.status == "done"
     check_rows(trace)
     assert [trace.text, trace.token_ids()] == [expected.text, expected.token_ids()]
-    for found, wanted in zip(rows(trace), rows(expected), strict=True):
-        assert found == wanted
+    names = ("spans", "rounds", "commits", "chains", "decisions")
+    for name, found, wanted in zip(names, rows(trace), rows(expected), strict=True):
+        others = [pair for pair in zip(found, wanted, strict=True) if pair[0] != pair[1]]
+        assert not others, f"{len(others)} of {len(found)} {name} differ, first {others[0]}"
     for field in ("p", "q", "u"):
         values = [np.array([getattr(d, field) for d in t.decisions], float) for t in (trace, expected)]
         np.testing.assert_allclose(*values, atol=tolerance, rtol=10 * tolerance)

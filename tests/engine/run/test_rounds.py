@@ -18,18 +18,23 @@ from specscope.engine.trace.events import Commit
 from specscope.engine.types import Limits, Sampling
 from specscope.engine.worker import rounds
 from tests.engine.methods.pairs import make_pair
-from tests.engine.model.tiny import CONFIGS, CONTEXT
+from tests.engine.model.tiny import CONTEXT, DENSE
 from tests.engine.run.rounds_on_host import check, counting, on_the_host
 
 PROMPTS = [(5, 9, 33, 7, 60, 2), (1,), (8, 8, 9, 41)]
 WARM = Sampling(0.9, top_k=50, top_p=0.95, seed=3)
 SAMPLINGS = [Sampling(), Sampling(1.0, seed=1), WARM, Sampling(1.4, top_k=5, seed=9)]
-UNFIT = ("moe", "mixtral", "phi3", "smollm3")
-"""Families without static forwards, and those whose EOS is beyond the tiny vocabulary."""
-FAMILIES = [family for family in CONFIGS if not any(name in family for name in UNFIT)]
+UNFIT = ("phi3", "smollm3")
+"""Families whose EOS is beyond the tiny vocabulary."""
+FAMILIES = [family for family in DENSE if not any(name in family for name in UNFIT)]
 WAYS = {
     "speculative": [{"gamma": 1}, {"gamma": 4}, {"gamma": 3, "drafts": "greedy"}],
     "autoregressive": [{}],
+    "tree": [
+        {"width": 3, "depth": 3},
+        {"width": 4, "depth": 2, "drafts": "greedy"},
+        {"width": 2, "depth": 5},
+    ],
     "assisted": [{"schedule": "heuristic", "start": 3}, {"schedule": "constant", "confidence": 0.2}],
 }
 

@@ -11,13 +11,12 @@ import torch
 from specscope.engine.errors import ModelError, SpecScopeError
 from specscope.engine.sampling.accept import judge
 from specscope.engine.sampling.draws import Draws
-from specscope.engine.sampling.places import Places, places_of
+from specscope.engine.sampling.forms import DeviceTree, DraftForm
 from specscope.engine.sampling.verdict import DeviceJudge, TreeRows
 from specscope.engine.types import Draft, DraftToken, RowRef, Sampling
 from tests.engine.sampling.test_rows import POSITION, SAMPLINGS, Random, decisions
 
 STEPS = (0.0, 0.2, 0.45, 0.7, 0.999)
-CPU = torch.device("cpu")
 
 
 class Given(Draws):
@@ -30,25 +29,37 @@ class Given(Draws):
         return self._numbers.get((key.position - POSITION, key.purpose, key.node), 0.0)
 
 
-def on_device(logits, draft, q, draws, sampling, places=None, nodes=None):
-    """Judge a draft on the device; return its verdict and its rows on the host.
+def tree_of(draft, places=None, nodes=None):
+    """Return a draft as tensors; `places` are the parents of more places than its `nodes` fill."""
+    parents = places or [t.parent + 1 for t in draft.tokens]
+    nodes = [*range(len(draft))] if nodes is None else nodes
+    depths, siblings = [0], list[int]()
+    for number, parent in enumerate(parents):
+        depths.append(depths[parent] + 1)
+        siblings.append(parents[:number].count(parent))
+    tokens = torch.zeros(len(parents), dtype=torch.int64)
+    tokens[nodes] = torch.tensor(draft.ids, dtype=torch.int64)
+    exists = torch.zeros_like(tokens, dtype=torch.bool)
+    exists[nodes] = True
+    tensors = (torch.tensor(numbers, dtype=torch.int64) for numbers in (parents, depths, siblings))
+    inner = tuple(sorted({*parents}))
+    most = max(map(parents.count, parents), default=0)
+    form = DraftForm(len(parents), max(depths), len(parents), most, inner)
+    return DeviceTree(tokens, exists, *tensors), form, nodes
 
-    `places` has more places than the draft's `nodes`, which are the present ones.
-    """
-    drawn, count = q is not None and not sampling.greedy, len(draft)
-    places = places or Places([t.parent + 1 for t in draft.tokens])
-    nodes = [*range(count)] if nodes is None else nodes
-    device = DeviceJudge(places, sampling, drawn, CPU)
-    numbers = device.lines.numbers(draws, range(POSITION, POSITION + places.depth + 1))
-    us = torch.tensor(numbers, dtype=torch.float64)[:, list(places.depths)]
-    exists, drafted = (torch.zeros(len(places), dtype=dtype) for dtype in (torch.bool, torch.int64))
-    exists[nodes], drafted[nodes] = True, torch.tensor(draft.ids, dtype=torch.int64)
-    whole = torch.zeros((len(places) + 1, logits.shape[1]))
+
+def on_device(logits, draft, q, draws, sampling, places=None, nodes=None):
+    """Judge a draft on the device; return its verdict and its rows on the host."""
+    drawn = q is not None and not sampling.greedy
+    tree, form, nodes = tree_of(draft, places, nodes)
+    device = DeviceJudge(form, sampling, drawn, torch.device("cpu"))
+    numbers = device.lines.numbers(draws, range(POSITION, POSITION + form.depth + 1))
+    us = torch.tensor(numbers, dtype=torch.float64)[:, tree.depths]
+    whole = torch.zeros((form.nodes + 1, logits.shape[1]))
     whole[[0, *(node + 1 for node in nodes)]] = logits
-    rows_of_q = q[list(places.inner)] if drawn else None
-    found = device.judge(whole, drafted, exists, rows_of_q, us)
-    size = logits.shape[1]
-    given = (found.facts, places, nodes, draft.ids, size)
+    rows_of_q = q[list(form.inner)] if drawn else None
+    found = device.judge(whole, tree, tree.ancestors(form.depth), rows_of_q, us)
+    given = (found.facts, form, nodes, draft, logits.shape[1])
     return found, TreeRows(*given, drawn=drawn, sampled=not sampling.greedy)
 
 
@@ -124,7 +135,7 @@ def test_all_numbers_give_the_host_s_decisions(form):
 @pytest.mark.parametrize("drawn", [True, False])
 def test_places_may_be_void(drawn):
     """q may have fewer tokens than a level has places: the host's draft lacks these nodes."""
-    places = places_of((((3,), (0, 1)), ((2, 2), ())))
+    places = [0, 0, 0, 1, 1, 2, 2]
     nodes = [0, 1, 3, 4, 5]  # the third child of the prefix and one of the second's are not there
     for seed in range(80):
         case = Random(2 * seed, drawn, size=6)
