@@ -51,10 +51,7 @@ def test_the_bundled_pair_fits_all_methods_run_and_a_drafter_in_fewer_bits_count
     assert use["weights"] == sum(part["weights"] for part in found["parts"])
     assert use["tokens_that_fit"] == found["tokens_that_fit"] > 100
     assert {head["kind"] for head in found["heads"]} >= {"eagle", "medusa", "hydra"}
-    assert {key for key, method in found["methods"].items() if method["runs"]} == {*METHODS} - {
-        "dflash",
-        "mtp",
-    }
+    assert {key for key, method in found["methods"].items() if method["runs"]} == {*METHODS}
     found = dict[str, int]()
     for drafter in (TARGET, "int8", "int4"):
         _, document = plan(capsys, *CPU, "--target", TARGET, "--drafter", drafter)
