@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import specscope
 from specscope.engine.types import Limits, Sampling
 from specscope.engine.worker import rounds
+from specscope.engine.worker.device_rounds import DeviceRound
 from tests.engine.heads.random_heads import SEEDS, make_heads
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model.tiny import CONTEXT
@@ -163,3 +166,37 @@ def test_typical_acceptance_needs_the_host(opened, ahead, counted):
     how = {"config": {"tree": TREE, "acceptance": "typical"}, "sampling": WARM, "limits": Limits(24)}
     compare(opened(), "medusa", PROMPTS[0], **how)
     assert counted[0] == 1, "it is not tried again"
+
+
+class WithoutHost(TorchDispatchMode):
+    """Fails at operations that no CUDA graph holds: they read from the device, or copy to it."""
+
+    HOSTED = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "lift_fresh", "bincount", "unique")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert not name.startswith(self.HOSTED), f"{name} needs the host"
+        if name in ("index", "index_put", "index_put_"):
+            numbers = [index for index in args[1] if index is not None]
+            assert all(index.dtype != torch.bool for index in numbers), "a mask's size is not known"
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=str)
+def test_no_operation_of_a_round_needs_the_host(sampling, opened, monkeypatch):
+    """A GPU's graph could not hold it."""
+    computed, compute = [], DeviceRound._compute
+
+    def checked(self):
+        with WithoutHost():
+            compute(self)
+        computed.append(self)
+
+    monkeypatch.setattr(DeviceRound, "_compute", checked)
+    others = {"speculative": [{"gamma": 3}], "tree": [{"width": 3, "depth": 3}], "autoregressive": [{}]}
+    for method, configs in (WAYS | others).items():
+        for config in configs:
+            before = len(computed)
+            opened().run(method, PROMPTS[0], config=config, sampling=sampling, limits=Limits(20))
+            on_the_target_s_device = method in WAYS or method == "autoregressive"
+            assert (len(computed) > before) >= on_the_target_s_device, method
