@@ -33,7 +33,7 @@ MOST_NUMBERS = 1 << 26
 """Most probabilities that a draft keeps: rows with logits x S x N."""
 
 
-class Given(NamedTuple):
+class DraftInputs(NamedTuple):
     """The sequences to draft after."""
 
     slots: Sequence[int]
@@ -81,7 +81,7 @@ class FusedDrafts:
         self,
         cache: Cache,
         plans: tuple[LevelPlan, ...],
-        given: Given,
+        given: DraftInputs,
         sampling: Sampling,
         clock: Clock,
         *,
@@ -126,7 +126,7 @@ class FusedDraft:
         self._hosted_q: list[Tensor] = []
         self._launch: Callable[[], None] | None = None
 
-    def run(self, given: Given, lengths: Sequence[int], clock: Clock) -> Drafted:
+    def run(self, given: DraftInputs, lengths: Sequence[int], clock: Clock) -> Drafted:
         lines, levels = self._fill(given, lengths), self._levels
         if self._launch is None:
             self._launch = captured(self._compute, self._pool) if given.logits.is_cuda else self._compute
@@ -139,7 +139,7 @@ class FusedDraft:
         facts = levels.facts.cpu()[lines]  # the draft's one synchronisation
         return levels.read(facts, [q[lines] for q in self._hosted_q], clock)
 
-    def _fill(self, given: Given, lengths: Sequence[int]) -> list[int]:
+    def _fill(self, given: DraftInputs, lengths: Sequence[int]) -> list[int]:
         lines = [slot - self._kind.slot for slot in given.slots]
         places, us = self._hosted_places, self._hosted_numbers.zero_()
         places[0], places[1] = -1, 0

@@ -25,7 +25,7 @@ from specscope.engine.errors import one_line
 from specscope.engine.trace.appended import Lines
 from specscope.engine.trace.events import Header
 from specscope.engine.trace.recorder import RECORDED, Recorder
-from specscope.engine.trace.texts import Texts
+from specscope.engine.trace.texts import TokenTexts
 from specscope.engine.trace.work import devices_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Request:
             lossless=about["lossless"],
         )
         lines = Lines(path, replace=True)
-        self.recorder = Recorder(lines, header, Texts(decode), rule, measured=False)
+        self.recorder = Recorder(lines, header, TokenTexts(decode), rule, measured=False)
         self.recorder.prompt(ids=told["prompt"])
 
     def step(self, spans: Sequence[Any], fed: Sequence[int], found: dict[str, Any] | None) -> bool:

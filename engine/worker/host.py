@@ -53,7 +53,7 @@ from specscope.engine.worker.jobs import (
     Judge,
     JudgeAll,
     Link,
-    Load,
+    LoadModel,
     Measure,
     Prefill,
     Propose,
@@ -142,7 +142,7 @@ class Host:
         if isinstance(job, Prefill | Fan | Import):
             self.rounds.end()  # it would write to the same rows
         match job:
-            case Load():
+            case LoadModel():
                 value = self._load(job)
             case Connect():
                 self.q_buffers = {name: attach(path, shape) for name, path, shape in job.q_buffers}
@@ -190,7 +190,7 @@ class Host:
         begun = isinstance(job, Propose | Score) and self.rounds.begun
         return Reply(value, tuple(stamp.read(time_of) for stamp in stamps), judged, begun)
 
-    def _load(self, job: Load) -> Facts:
+    def _load(self, job: LoadModel) -> Facts:
         models, heads = self.forwards.models, self.forwards.heads
         if job.beside and job.model not in heads:
             self.forwards.target = job.beside
