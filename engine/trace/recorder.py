@@ -26,7 +26,7 @@ from specscope.engine.trace.work import Claims, Devices, Numbers, OpenSpan
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from specscope.engine.trace.appended import Lines
+    from specscope.engine.trace.appended import KeptLines, Lines
     from specscope.engine.trace.stream import Stream
     from specscope.engine.trace.texts import TokenTexts
 

@@ -69,10 +69,10 @@ class AskedRound(NamedTuple):
             special = job.stop_below or job.fuzzy > 1 or job.group or job.damping
             if not job.then or special or not job.levels[0]:
                 return None
-            plans, kept = job.shape.plans(job.levels[0]), getattr(job.shape, "total", 0)
-            if not plans:
+            if not (plans := job.shape.plans(job.levels[0])):
                 return None
-            return cls(job.then, job.model, sequence, plans, kept, job.sampled, job.chain, job.masked_tail)
+            how = (job.sampled, job.chain, job.masked_tail)
+            return cls(job.then, job.model, sequence, plans, job.shape.total, *how)
         special = job.best or job.greedy or job.stage or job.chunks or job.drafts[0][0]
         if special or len(job.judges) != 1 or job.judges[0].skip or job.judges[0].typical:
             return None
