@@ -148,8 +148,8 @@ class Outputs:
         output = self._outputs[sequence]
         if output.ended:
             raise UsageError(
-                f"sequence {sequence} has a round after its end at token {output.length}; a round with a "
-                "reason, with fewer tokens than it accepts, or with a rejection and no own token is the last one"
+                f"sequence {sequence} has ended at token {output.length}, and no round may follow: its last round had a "
+                "reason, fewer tokens than it accepts, or a rejection and no own token"
             )
         _check_spans(f"sequence {sequence}", "verify", [] if verify is None else [verify])
         if isinstance(verify, int):
