@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -155,6 +156,23 @@ def test_the_audit_finds_the_fault_of_vllm_on_cpus(watched):
     assert found.whole.z is not None
     assert found.whole.z < -4
     assert "does not follow min(1, p/q)" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"top_k": 5}, "max(): Expected reduction dim"),
+        ({"top_k": 5, "top_p": 0.9}, "is out of bounds for dimension 1"),
+    ],
+)
+def test_top_k_ends_vllm_on_cpus(python, tmp_path, more, error):
+    """Without the plug-in (docs/vllm.md): how many tokens it keeps is whatever was in memory."""
+    with served(VLLM, tmp_path, "--max-num-seqs", "8", python=python[0]) as address:
+        ask(address, PROMPTS[0], temperature=0.8, top_p=0.9)
+        with pytest.raises((urllib.error.URLError, ConnectionError)):
+            for seed in range(20):
+                ask(address, PROMPTS[0], temperature=0.8, seed=seed, **more)
+    assert error in (tmp_path / "server.log").read_text()
 
 
 def test_the_cost_is_small_and_told(watched):
