@@ -139,7 +139,7 @@ class Watch:
             self._end()
 
     def _grammar(self, grammar: Any) -> None:
-        """Keep how many drafts of each request its grammar allows; the runner is fed all of them."""
+        """Keep how many drafts of each request its grammar allows; the runner is fed all."""
         if self.step is not None and grammar is not None and grammar.num_acceptable_drafts is not None:
             names, allowed = grammar.structured_output_request_ids, grammar.num_acceptable_drafts
             self.step.said["allowed"] = dict(zip(names, allowed, strict=True))

@@ -250,6 +250,16 @@ def test_statistics_of_llama_in_all_forms():
     assert told(line, many, line, later)[1] == ("", 40, 100, ()), "of 800 drafts, rounded: not those of 40"
 
 
+@pytest.mark.parametrize("rates", ["2.000, 0.500", "0.750, 0.000"])
+def test_places_that_do_not_fit_the_counts_are_unknown(rates):
+    text = (
+        f"draft acceptance = 0.5 ( 50 accepted / 100 generated), mean len = 2.25, acc per pos = ({rates})\n"
+    )
+    (trace,) = read_traces(written(text)).traces
+    (row,) = trace.windows
+    assert (row.drafts, row.drafted, row.accepted, row.places) == (40, 100, 50, ())
+
+
 def test_totals_of_llama_that_are_not_of_the_request_are_left_out():
     """The first totals of a log have all requests before it."""
     totals = "statistics draft-mtp: #calls(b,g,a) = 9 99 9, #gen drafts = {}, #acc drafts = 9, #gen tokens = {}, #acc tokens = {}, dur(b,g,a) = 0.1, 5.0, 0.1 ms"

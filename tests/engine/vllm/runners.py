@@ -52,8 +52,8 @@ def scheduled(
     computed: dict[str, int] | None = None,
     outputs: dict[str, int] | None = None,
 ) -> Some:
-    """Return what a scheduler asks for; `outputs` are the tokens that it knows or expects, else many."""
-    cached = {name: 0 for name in outputs or {}} | (computed or {})
+    """Return what a scheduler asks for; `outputs` are the tokens that it knows or expects."""
+    cached = dict.fromkeys(outputs or {}, 0) | (computed or {})
     known = dict.fromkeys(cached, 100) | (outputs or {})
     return Some(
         scheduled_new_reqs=news or [],

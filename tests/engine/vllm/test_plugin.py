@@ -182,7 +182,7 @@ def test_tokens_that_are_sampled_again_end_the_recording(folder):
 
 @RUNNERS
 def test_an_output_that_the_scheduler_drops_ends_the_recording(kind, folder):
-    """With asynchronous scheduling: a preemption (V1) or a failed load of the cache drops what is under way."""
+    """With asynchronous scheduling a preemption may drop what is under way."""
     server = Server(kind(), folder)
     server.step(Play(a=([], [4]), b=([], [4])), fed={"a": 2, "b": 2}, news=[new("a", [1, 2]), new("b", [3])])
     under_way = {"outputs": {"a": 1, "b": 1}}
@@ -198,7 +198,7 @@ def test_an_output_that_the_scheduler_drops_ends_the_recording(kind, folder):
 
 @RUNNERS
 def test_drafts_that_a_grammar_refuses_are_not_counted(kind, folder):
-    """With asynchronous scheduling the runner is fed all of them; vLLM counts those that are allowed."""
+    """With asynchronous scheduling the runner is fed all; vLLM counts the allowed ones."""
     server = Server(kind(q=True), folder)
     server.step(Play(a=([], [4]), b=([], [4])), fed={"a": 2, "b": 2}, news=[new("a", [1, 2]), new("b", [3])])
     grammar = Some(structured_output_request_ids=["b"], num_acceptable_drafts=[2], grammar_bitmask=None)
