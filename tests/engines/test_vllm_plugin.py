@@ -38,6 +38,8 @@ class Seen(NamedTuple):
     together: list[dict[str, Any]]
     hot: list[dict[str, Any]]
     others: list[dict[str, Any]]
+    refused: dict[str, Any]
+    """Of a grammar that refuses drafts."""
     folder: Path
     packages: tuple[list[str], list[str]]
     log: str
@@ -91,7 +93,7 @@ def told(python: Path, *words: str) -> str:
 
 
 def seen(python: Path, folder: Path, record: str, installed: Any) -> Seen:
-    """Ask one by one, eight at once, and hot; ask for a stop string and two answers; abort."""
+    """Ask one by one, eight at once, hot, with a stop string, two answers, a grammar; abort."""
     for name in HOSTILE:
         (folder / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
     drafts = json.dumps({"draft_sample_method": "probabilistic"})
@@ -102,10 +104,12 @@ def seen(python: Path, folder: Path, record: str, installed: Any) -> Seen:
             together = [*pool.map(lambda prompt: ask(address, prompt), PROMPTS)]
             hot = [*pool.map(lambda prompt: ask(address, prompt, temperature=0.8, seed=7), PROMPTS)]
         others = [ask(address, PROMPTS[0], stop=[","]), ask(address, PROMPTS[1], n=2, temperature=0.8)]
+        refused = ask(address, PROMPTS[0], structured_outputs={"regex": "[a-m0-9]{30,40}"})
         abort(address)
         others.append(ask(address, PROMPTS[2], max_tokens=1))
         time.sleep(3)
-    return Seen(greedy, together, hot, others, Path(record), installed, (folder / "server.log").read_text())
+    log = (folder / "server.log").read_text()
+    return Seen(greedy, together, hot, others, refused, Path(record), installed, log)
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +133,8 @@ def test_only_the_package_is_added(watched):
 
 def test_the_recordings_are_what_the_api_says(watched):
     traces = watched.traces()
-    assert len(traces) == 3 * len(PROMPTS) + 5
-    for answer in (*watched.greedy, *watched.together, *watched.hot):
+    assert len(traces) == 3 * len(PROMPTS) + 6
+    for answer in (*watched.greedy, *watched.together, *watched.hot, watched.refused):
         trace, counts = recorded(traces, answer), answer["metrics"]["speculative_decoding"]
         assert [r.accepted for r in trace.rounds if r.drafted] == counts["per_step_accepted"]
         assert [r.drafted for r in trace.rounds if r.drafted] == counts["per_step_drafted"]
@@ -192,7 +196,9 @@ def test_the_cost_is_small_and_told(watched):
 def test_texts_are_those_of_the_unwatched_server(watched, python, tmp_path):
     alone = seen(python[0], tmp_path, "", python[1])
     for mine, theirs in zip(
-        (*watched.greedy, watched.others[0]), (*alone.greedy, alone.others[0]), strict=True
+        (*watched.greedy, watched.others[0], watched.refused),
+        (*alone.greedy, alone.others[0], alone.refused),
+        strict=True,
     ):
         assert mine["choices"][0] == theirs["choices"][0]
     assert "SpecScope" not in alone.log
