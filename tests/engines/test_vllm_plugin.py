@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -161,6 +162,39 @@ def test_the_audit_finds_the_fault_of_vllm_on_cpus(watched):
     assert found.whole.z is not None
     assert found.whole.z < -4
     assert "does not follow min(1, p/q)" in found.sentence
+
+
+def test_asynchronous_scheduling(python, tmp_path):
+    """Refused drafts, preemptions, outputs that are dropped; vLLM's own switch is changed."""
+    mine, folder = python[0], tmp_path / "rec"
+    site = Path(told(mine, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    shutil.copy(HERE / "async_on_cpu.py", site)
+    (site / "async_on_cpu.pth").write_text("import async_on_cpu\n")
+    words = ["--async-scheduling", "--max-num-seqs", "8", "--block-size", "32", "--max-model-len", "256"]
+    more = {"SPECSCOPE_ASYNC": "1", "SPECSCOPE_RECORD": str(folder), "VLLM_SERVER_DEV_MODE": "1"}
+    few = ("--num-gpu-blocks-override", "12")
+    with served(VLLM, tmp_path, *words, *few, python=mine, **more) as address, ThreadPoolExecutor(8) as pool:
+        answers = [ask(address, PROMPTS[0], structured_outputs={"regex": "[a-m0-9]{30,40}"})]
+        answers += pool.map(lambda prompt: ask(address, prompt, max_tokens=80, ignore_eos=True), PROMPTS)
+        begun = [pool.submit(ask, address, prompt, max_tokens=200, ignore_eos=True) for prompt in PROMPTS[:3]]
+        for _ in range(5):
+            time.sleep(0.3)
+            reset = f"{address}/reset_prefix_cache?reset_running_requests=true"
+            urllib.request.urlopen(urllib.request.Request(reset, method="POST"), timeout=60)
+        answers += [one.result() for one in begun]
+        time.sleep(3)
+    found = [trace for path in sorted(folder.glob("*.jsonl")) for trace in read_traces(path).traces]
+    done = [trace for trace in found if trace.status == "done"]
+    for answer in answers[: 1 + len(PROMPTS)]:
+        counts = answer["metrics"]["speculative_decoding"]
+        assert sum(r.drafted for r in recorded(done, answer).rounds) == counts["num_draft_tokens"]
+    assert 0 in answers[0]["metrics"]["speculative_decoding"]["per_step_drafted"], "no draft was refused"
+    assert any(sum(span.kind == "prefill" for span in trace.spans) > 1 for trace in done)
+    dropped = [trace for trace in found if trace.status == "failed"]
+    assert dropped
+    assert all("vLLM dropped sampled tokens" in trace.footer.error for trace in dropped)
+    texts = [answer["choices"][0]["token_ids"] for answer in answers]
+    assert all(trace.token_ids() in texts for trace in done)
 
 
 @pytest.mark.parametrize(
