@@ -46,7 +46,7 @@ class Watch:
         sender.failed = lambda why: (stop := mine()) and stop(why)
         weakref.finalize(self, sender.close).atexit = False
         self._hook(runner, "execute_model", before=self._begin, after=self._forwarded, kind="forward")
-        self._hook(runner, "sample_tokens", after=self._end)
+        self._hook(runner, "sample_tokens", before=self._grammar, after=self._end)
         if hasattr(runner, "_sample"):
             self._hook(runner, "_sample", before=self._before_v1, after=self._after_v1, kind="sample")
             self._hook(runner, "propose_draft_token_ids", kind="draft")
@@ -137,6 +137,12 @@ class Watch:
     def _forwarded(self, result: Any, *_: Any, **__: Any) -> None:
         if result is not None:  # nothing was scheduled: no tokens will be sampled
             self._end()
+
+    def _grammar(self, grammar: Any) -> None:
+        """Keep how many drafts of each request its grammar allows; the runner is fed all."""
+        if self.step is not None and grammar is not None and grammar.num_acceptable_drafts is not None:
+            names, allowed = grammar.structured_output_request_ids, grammar.num_acceptable_drafts
+            self.step.said["allowed"] = dict(zip(names, allowed, strict=True))
 
     def _end(self, *_: Any, **__: Any) -> None:
         if self.step is not None:
