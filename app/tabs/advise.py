@@ -21,6 +21,7 @@ from specscope.app.tabs.settings import Controls, asked, check, marked, read, ro
 from specscope.app.tabs.wiring import Stops, WorkState, build_message, plain_html
 from specscope.engine.errors import OutOfMemory, SpecScopeError
 from specscope.engine.simulate.shapes import data, with_shape
+from specscope.traces.advise.acceptance import acceptance_of, parse_rates
 from specscope.traces.advise.answer import Answer, answered
 from specscope.traces.advise.question import (
     DTYPES,
@@ -28,8 +29,6 @@ from specscope.traces.advise.question import (
     MOST_NEW,
     Question,
     parse_batches,
-    parse_rates,
-    rates_of_run,
 )
 from specscope.traces.advise.words import facts, refusal
 
@@ -88,11 +87,11 @@ def usual_settings() -> AdviceSettings:
 def question_of(given: AdviceSettings, service: Service) -> Question:
     """Return the question of the controls; FormError names the one that is wrong."""
     with at("advise-rates"):
-        rates = parse_rates(str(given.rates or "unknown").strip())
+        expected = parse_rates(str(given.rates or "unknown").strip())
     if given.recorded:
         with at("advise-recorded"):
             (trace,) = find_traces(service, str(given.recorded).strip())
-            rates = rates_of_run(trace)
+            expected = acceptance_of(trace)
     with at("advise-batches"):
         batches = parse_batches(str(given.batches))
     for role, shape in (("target", given.target), ("drafter", given.drafter)):
@@ -106,11 +105,11 @@ def question_of(given: AdviceSettings, service: Service) -> Question:
             str(given.drafter),
             str(given.dtype),
             str(given.drafter_dtype or ""),
-            rates,
-            batches,
-            given.context,
-            given.tokens,
-            str(given.engine),
+            batches=batches,
+            context=given.context,
+            tokens=given.tokens,
+            engine=str(given.engine),
+            **expected._asdict(),
         )
 
 

@@ -25,7 +25,7 @@ to 4, where the power law has 62, 46, 38 and 32 % (`specscope run --method specu
 of corrected tokens in `top_q`). SSD has such a law, too (ICLR 2026)."""
 
 Rate: TypeAlias = float | tuple[float, ...]
-"""An acceptance rate, or those of the places of a draft: the last one is that of all later places."""
+"""An acceptance rate, or those of the places of a draft; the last is that of all later ones."""
 
 Curve: TypeAlias = tuple[tuple[int, float], ...]
 """Measured (number, seconds) pairs, the number rising; times between them are interpolated."""

@@ -32,9 +32,9 @@ class DraftPlaces:
         return found.place if found else 1
 
     def ask(self, path: np.ndarray, sequence: int, kind: str, *, deeper: bool) -> bool:
-        """Note that a forward of this kind asks for the token after a path; return whether it drafts.
+        """Note that a forward asks for the token after a path; return whether it drafts this token.
 
-        `deeper`: the forward has one more level of a draft. All its nodes are drafted ones then, a
+        With `deeper` it has one more level of a draft. All its nodes are drafted ones then, a
         tree's siblings too, but not the guesses from which SSD's branches begin.
         """
         key, drafts = self._key(path, sequence), kind != "glue"

@@ -36,7 +36,7 @@ Choices = Callable[[np.ndarray, int], Sequence[tuple[int, float]]]
 the rest of the probability."""
 
 Ask = Callable[[np.ndarray, int, str, bool], None]
-"""Is told the same, the forward's kind, and whether it is a draft's next level, before it is asked."""
+"""Is told the same, the forward's kind, and whether it is a draft's next level."""
 
 IMPOSSIBLE = -1e4
 """Logit of all other tokens: their probability is 0 in float32 up to temperature 95."""
@@ -168,8 +168,8 @@ def bernoulli_models(
     probability a + (1 - a) doubt; at a hard position it has a (1 - doubt). At a temperature above 0
     drafts are then drawn from these probabilities, and fewer are accepted.
 
-    Several rates of one drafter are those of the places of a draft (`draft_places.py`); the last one
-    is that of all later places.
+    Several rates of one drafter are those of the places of a draft (`draft_places.py`); the last is
+    that of all later ones.
     """
     places = [rate if isinstance(rate, tuple) else (rate,) for rate in rates]
     for rate in (rate for of_places in places for rate in of_places):

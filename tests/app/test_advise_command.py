@@ -9,7 +9,7 @@ from html import unescape
 import pytest
 
 from specscope.app.render.advise import html, page
-from specscope.traces.advise.question import UNKNOWN
+from specscope.traces.advise.acceptance import UNKNOWN
 from tests.app.commands import IMPORTED, VIRTUAL, answer, call, printed, refused
 
 CARDS = ("advise", "--gpus", "2xH100")

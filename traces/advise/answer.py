@@ -21,7 +21,7 @@ from specscope.engine.errors import OutOfMemory, UsageError
 from specscope.engine.types import check_range
 from specscope.traces.advise.places import PLAIN, Estimate, Seating, entrants, plain_ways, titled, ways
 from specscope.traces.advise.question import Question
-from specscope.traces.advise.runs import run, speed
+from specscope.traces.advise.runs import replay, run, speed
 
 if TYPE_CHECKING:
     from specscope.engine.cluster.capacity import Kept
@@ -51,6 +51,8 @@ MOST_PROMPTED = 1 << 18
 SEEDS = 2
 KEPT = 2
 """Places of a method that are run: the best ones by the closed form."""
+REPLAYED, BY_PLACE, BY_RATE = "the recorded drafts", "rates by place", "one rate"
+"""Where drafts are from."""
 PARTS = ("acceptance", "times", "drafts")
 LeftOut: TypeAlias = dict[tuple[str, int], str]
 """(method, batch) -> why it is left out."""
@@ -88,6 +90,8 @@ class Option:
     kept: Mapping[str, Sequence[Kept]] = field(repr=False)
     """What each card holds."""
     traces: tuple[Trace, ...] = field(default=(), repr=False)
+    drafts: str = ""
+    """Where its drafts are from, if not from a single rate."""
 
     @property
     def key(self) -> str:
@@ -138,6 +142,7 @@ class Option:
                 ]
                 for card, parts in self.kept.items()
             },
+            "drafts": self.drafts,
             "runs": [trace.header.run_id for trace in self.traces],
         }
 
@@ -279,8 +284,8 @@ class _Plan:
             yield self._option(one, speeds)
 
     def _option(self, one: Estimate, plain: list[float]) -> Option:
-        traces = [run(one, seed, group) for seed, group in enumerate(self.groups)]
-        found = [speed(trace) / other for trace, other in zip(traces, plain, strict=True)]
+        traces, drafts = self._runs(one)
+        found = [speed(trace) / other for trace, other in zip(traces, plain, strict=False)]
         mid, factors = fmean(found), self._parts(one)
         parts = {name: Likely(*(mid * factor for factor in part)) for name, part in factors.items()}
         if self.batch == 1:  # a few runs are luck; the closed form draws nothing
@@ -297,7 +302,18 @@ class _Plan:
             total,
             one.kept,
             (traces[0],),
+            drafts,
         )
+
+    def _runs(self, one: Estimate) -> tuple[list[Trace], str]:
+        """Return a placement's runs and where their drafts are from."""
+        drafts = BY_PLACE if self.question.places else ""
+        if self.question.recorded is not None:
+            try:
+                return [replay(one, self.groups[0])], REPLAYED
+            except UsageError as error:
+                drafts = f"{drafts or BY_RATE}: {error}"
+        return [run(one, seed, group) for seed, group in enumerate(self.groups)], drafts
 
     def _parts(self, one: Estimate) -> dict[str, Likely]:
         """Return the factors by which acceptance and times may change a speed-up."""

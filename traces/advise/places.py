@@ -14,6 +14,7 @@ from specscope.traces.advise.question import WIDTHS, Question
 from specscope.traces.lab.forms import FORMS, MapPlace, best_settings, verified_rows
 from specscope.traces.lab.plan import Entrant, default
 from specscope.traces.lab.sweep import scripted_pair
+from specscope.traces.lab.winners import unrated
 
 if TYPE_CHECKING:
     from specscope.engine.cluster.assignment import Assigned
@@ -115,6 +116,8 @@ def _ways(count: int, entrant: Entrant, target: int, drafter: int) -> Iterator[S
 def entrants(question: Question) -> list[Entrant]:
     """Return the methods of the map that are asked for, and PEARL on the target's own cards."""
     found = [e for e in default().methods if not question.methods or e.key in question.methods]
+    if question.recorded is not None:  # its drafter has doubts of its own
+        found = [unrated(e) for e in found]
     return [*found, *([ONE_CARD] if any(e.key == ONE_CARD.key for e in found) else [])]
 
 
@@ -164,7 +167,7 @@ class Estimate:
         if not self.way.drafter:
             return {}
         plan = default()
-        at = MapPlace(self.latency, 0.0, self.question.rate, plan.doubt, plan.misses)
+        at = MapPlace(self.latency, 0.0, self.question.at(), plan.doubt, plan.misses)
         return best_settings(self._form, at, self.given, self.way.entrant.search)
 
     def speedup(
@@ -185,7 +188,7 @@ class Estimate:
         if not self.way.drafter:
             return 1.0
         plan = default()
-        at = MapPlace(self.latency, 0.0, rate or self.question.rate, plan.doubt, plan.misses)
+        at = MapPlace(self.latency, 0.0, self.question.at(rate), plan.doubt, plan.misses)
         return self._form(at, error, longer, **(self.config if config is None else config))
 
     def _form(self, at: MapPlace, error: float = 1.0, longer: float = 1.0, **settings: Any) -> float:

@@ -12,9 +12,10 @@ from specscope.engine.errors import OutOfMemory, UsageError
 from specscope.engine.methods import BASELINE
 from specscope.engine.simulate.roofline import WEIGHT_BITS
 from specscope.engine.simulate.shapes import data
-from specscope.traces.advise.answer import RATIO_ERROR, Answer, Option, estimates, plain_estimate
+from specscope.traces.advise.acceptance import LEAST_RATE, MOST_RATE
+from specscope.traces.advise.answer import RATIO_ERROR, REPLAYED, Answer, Option, estimates, plain_estimate
 from specscope.traces.advise.places import PLAIN, Estimate, plain_ways, titled
-from specscope.traces.advise.question import LEAST_RATE, MOST_CONTEXT, MOST_RATE, WIDTHS, Question
+from specscope.traces.advise.question import MOST_CONTEXT, WIDTHS, Question
 
 SMALLER = ("fp8", "int4")
 """Dtypes that a hint tries."""
@@ -53,8 +54,28 @@ def notes(answer: Answer, batch: int) -> Iterator[str]:
         yield f"Their ranges overlap with it: {', '.join(names)}."
     if best.speed.low < 1:
         yield "Its range begins below 1: it may not pay."
+    yield from _drafts(answer, batch)
     part = best.parts[best.dominant]
     yield f"{_PART[best.dominant].capitalize()} make{'' if best.dominant == 'times' else 's'} most of the range: {part} alone."
+
+
+def _drafts(answer: Answer, batch: int) -> Iterator[str]:
+    """Yield where the drafts of the methods are from, if not from a single rate."""
+    question, kinds = answer.question, dict[str, list[str]]()
+    for option in answer.at(batch):
+        if option.drafts:
+            kinds.setdefault(option.drafts, []).append(option.title)
+    run = f"run {question.recorded.header.run_id}" if question.recorded else ""
+    for drafts, titles in kinds.items():
+        who = "" if len(kinds) == 1 else f" for {_listed([*dict.fromkeys(titles)])}"
+        if drafts == REPLAYED:
+            yield f"The drafts of {run} are replayed{who}."
+            continue
+        rates, _, reason = drafts.partition(": ")
+        yield f"Drafts are drawn at {rates}{f' of {run}' if run else ''}{who}{f': {reason}' if reason else ''}."
+    if question.places and [*kinds] != [REPLAYED]:
+        places = ", ".join(f"{rate:.2f}" for rate in question.places)
+        yield f"The places of a draft have the rates {places}; all later ones have the last."
 
 
 def _why_plain(answer: Answer, batch: int) -> str:
@@ -163,7 +184,7 @@ def _acceptance(answer: Answer, best: Option) -> Iterator[BreakEven]:
 
     def ahead(rate: float, other: Option) -> float:
         mine, others = (
-            _closed(replace(question, rates=(rate, rate)), o) / _closed(question, o) * o.tokens_per_second
+            _closed(question.with_rate(rate), o) / _closed(question, o) * o.tokens_per_second
             for o in (best, other)
         )
         return mine - others

@@ -5,8 +5,8 @@ which its formula is derived here (that paper has no formula: it measures that g
 best); DSI (ICLR 2025), proposition 1; SSD (ICLR 2026), algorithm 1 and its power law of misses;
 SpecBranch (ICLR 2026), with branch points where the drafter doubts.
 
-A rate is a number, or a tuple with those of the places of a draft; the last one is that of all later
-places. PEARL and DSI draft on beyond what is verified, so their places go on, too.
+A rate is a number, or a tuple with those of the places of a draft; the last one is that of all
+later places. PEARL and DSI draft on beyond what is verified, so their places go on, too.
 
 Notation: a is the acceptance rate, c = T(target) / T(drafter). A round's time is in target
 forwards. Assumptions: a forward over gamma + 1 rows costs as much as one over a single row; judging
@@ -18,9 +18,9 @@ or corrected); with probability a the next round is post-verify. A post-verify r
 tokens (gamma - 1 pending ones and the first of the next chunk). With probability a^gamma it commits
 all of them and the mode stays; otherwise it commits the accepted ones and a corrected one, and the
 next round is pre-verify. So a post-verify round commits 1 + a + ... + a^(gamma - 1) tokens on
-average, and a / (1 + a - a^gamma) of all rounds are post-verify. By places: from one corrected token
-to the next, PEARL commits that token and those accepted before it, in one pre-verify round and a
-post-verify one after the places 1, 1 + gamma, 1 + 2 gamma, ... that are accepted.
+average, and a / (1 + a - a^gamma) of all rounds are post-verify. By places: from one corrected
+token to the next, PEARL commits that token and those accepted before it, in one pre-verify round
+and a post-verify one after each of the places 1, 1 + gamma, 1 + 2 gamma, ... that is accepted.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def specbranch_speedup(
     grows a branch, at most `length` tokens, until a place is below the threshold. If a sibling is
     the target's token, the rest of its branch is verified next, beside others. With `doubt` a place
     is easy with probability a; `specscope.engine.simulate.oracle.bernoulli_models` has how sure
-    the drafter is there and elsewhere. Without, it is always certain. Rates by place count as the one
-    that `even` gives.
+    the drafter is there and elsewhere. Without, it is always certain. Rates of places count as
+    the one that `even` gives.
     """
     check_range("c", c, 0, exclusive=True)
     check_range("branches", branches, 1)
@@ -232,7 +232,7 @@ def rate_of_share(share: float, gamma: int) -> float:
 
 
 def even(rate: Rate) -> float:
-    """Return the one rate that accepts as many tokens in a row, on average, as those of the places."""
+    """Return the one rate that accepts as many tokens in a row on average."""
     if not isinstance(rate, tuple):
         return rate
     accepted = _accepted(rate)
@@ -260,7 +260,7 @@ def _powers(rate: Rate, n: int) -> float:
 
 
 def _accepted(rate: Rate, step: int = 1) -> float:
-    """Return a + a^(1 + step) + a^(1 + 2 step) + ...: the accepted tokens of an endless draft at step 1."""
+    """Return a + a^(1 + step) + a^(1 + 2 step) + ...: with step 1 an endless draft's tokens."""
     rates = rate if isinstance(rate, tuple) else (rate,)
     *most, last = rates
     last = min(last, _SURE)

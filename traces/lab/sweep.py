@@ -217,7 +217,7 @@ class _Work:
         self._plan, self._method, self._run, self._cancel = plan, method, run, cancel
         self._plain: dict[str, Trace] = {}
         """Plain decoding in virtual time, which is the same for all cells of a row."""
-        self._groups: dict[tuple[Value | None, float | None, str, int], str] = {}
+        self._groups: dict[tuple[Value | None, Rate | None, str, int], str] = {}
 
     def cell(self, row: Value | None, column: Value) -> SweepCell:
         job = self._plan.job(row, column)

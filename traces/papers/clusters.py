@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.simulate.roofline import Model
-from specscope.traces.advise.question import MOST_RATE, UNKNOWN
+from specscope.traces.advise.acceptance import MOST_RATE, UNKNOWN
 from specscope.traces.facts.closed_forms import pearl_tokens, rate_of_share, speculative_tokens
 from specscope.traces.papers import pearl_speeds
 from specscope.traces.papers.rows import bisect, numbers

@@ -18,6 +18,7 @@ from specscope.engine.simulate.oracle import Source, bernoulli_models
 from specscope.engine.simulate.shapes import data
 from specscope.engine.trace.events import NO_DEVICES
 from specscope.engine.types import Limits
+from specscope.traces.advise.acceptance import LEAST_RATE, UNKNOWN, acceptance_of, parse_rates
 from specscope.traces.advise.answer import (
     DEPENDENT,
     LONGER,
@@ -30,15 +31,7 @@ from specscope.traces.advise.answer import (
     plain_estimate,
 )
 from specscope.traces.advise.places import ONE_CARD, PLAIN, Estimate, Seating, entrants, plain_ways, ways
-from specscope.traces.advise.question import (
-    LEAST_RATE,
-    UNKNOWN,
-    Question,
-    parse_batches,
-    parse_gpus,
-    parse_rates,
-    rates_of_run,
-)
+from specscope.traces.advise.question import Question, parse_batches, parse_gpus
 from specscope.traces.advise.runs import run, speed
 from specscope.traces.advise.words import changes, headline, left_out, notes, refusal
 from specscope.traces.facts.closed_forms import pearl_speedup, speculative_speedup, speculative_tokens
@@ -519,10 +512,11 @@ def test_cards_are_typed_with_or_without_a_number(text, found):
 
 
 def test_rates_are_typed_in_four_forms():
-    assert parse_rates("unknown") is UNKNOWN
-    assert parse_rates("0.7") == (0.7, 0.7)
-    assert parse_rates("0.6:0.8") == (0.6, 0.8)
-    rate, same = parse_rates("0.9,0.8,0.7")
+    assert parse_rates("unknown").rates is UNKNOWN
+    assert parse_rates("0.7").rates == (0.7, 0.7)
+    assert parse_rates("0.6:0.8").rates == (0.6, 0.8)
+    (rate, same), places, _ = parse_rates("0.9,0.8,0.7")
+    assert places == (0.9, 0.8, 0.7)
     assert rate == same
     drafted = 0.9 + 0.9 * 0.8 + 0.9 * 0.8 * 0.7
     assert rate + rate**2 + rate**3 == pytest.approx(drafted, abs=1e-3)
@@ -589,7 +583,7 @@ def test_a_question_with_a_wrong_value_is_refused_with_its_range(given, words):
 def test_the_rate_of_a_run_is_that_of_its_drafts_with_two_standard_errors():
     one = Estimate(replace(SMALL, tokens=256), Seating(entrant("SD"), 1, 1, 1), 1)
     trace = run(one, 0)
-    low, high = rates_of_run(trace)
+    low, high = acceptance_of(trace).rates
     levels = measure(trace).per_level
     tested, kept = sum(level.reached for level in levels), sum(level.accepted for level in levels)
     error = 2 * (kept / tested * (1 - kept / tested) / tested) ** 0.5
@@ -603,7 +597,7 @@ def test_rates_of_other_engines_logs_and_of_runs_that_tell_none():
         for trace in read_traces(IMPORTED / name).traces:
             levels = measure(trace).per_level
             if levels:
-                low, high = rates_of_run(trace)
+                low, high = acceptance_of(trace).rates
                 rate = sum(level.accepted for level in levels) / sum(level.reached for level in levels)
                 assert LEAST_RATE <= low <= min(rate, 0.99) <= high
                 found.append(rate)
@@ -612,4 +606,4 @@ def test_rates_of_other_engines_logs_and_of_runs_that_tell_none():
     with pytest.raises(
         UsageError, match="does not tell how many drafts were accepted by place; take a run of"
     ):
-        rates_of_run(plain)
+        acceptance_of(plain)

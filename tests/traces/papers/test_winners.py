@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from specscope.engine.errors import UsageError
+from specscope.traces.advise.acceptance import UNKNOWN
 from specscope.traces.advise.answer import Likely, advise
-from specscope.traces.advise.question import UNKNOWN, Question
+from specscope.traces.advise.question import Question
 from specscope.traces.facts.closed_forms import speculative_tokens
 from specscope.traces.papers import winners
 from specscope.traces.papers.clusters import published
