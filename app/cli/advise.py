@@ -41,6 +41,16 @@ QUESTION: options.Options = {
         "RUN",
         "take the acceptance of a stored run: a similar pair's, whose drafts are replayed, or an imported log's",
     ),
+    "--head-acceptance": (
+        str,
+        "RATE",
+        "that of a drafting head of one layer, such as EAGLE's or MTP's, in chains; compares it, too",
+    ),
+    "--ngram-acceptance": (
+        str,
+        "RATE",
+        "that of drafts copied from the text, as by prompt lookup or suffix trees; compares them, too",
+    ),
     "--batch": ("1", "N,N", "sequences that are decoded at once, 1 to 64 (1)"),
     "--context": (1024, "N", "tokens of each prompt (1024)"),
     "--max-new-tokens": (128, "N", "new tokens of each answer, 16 to 512 (128)"),
@@ -84,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def question_of(args: argparse.Namespace) -> Question:
-    from specscope.traces.advise.acceptance import acceptance_of, parse_rates
+    from specscope.traces.advise.acceptance import acceptance_of, parse_other, parse_rates
     from specscope.traces.advise.question import Question, parse_batches, parse_gpus
 
     for name in ("gpus", "target", "drafter"):
@@ -113,6 +123,10 @@ def question_of(args: argparse.Namespace) -> Question:
         target_cards=args.target_tp,
         drafter_cards=args.drafter_tp,
         **expected._asdict(),
+        others=(
+            *parse_other("head", args.head_acceptance),
+            *parse_other("ngrams", args.ngram_acceptance),
+        ),
         methods=tuple(dict.fromkeys(filter(None, (args.methods or "").split(",")))),
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.types import check_range
+from specscope.traces.advise.others import Other
 from specscope.traces.facts.closed_forms import rate_of_share
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.places import LevelRate, first_levels, level_rate
@@ -77,6 +78,14 @@ def moved(places: tuple[float, ...], rate: float) -> tuple[float, ...]:
         more = sum(accumulate((place**power for place in places), mul)) > wanted
         low, high = (power, high) if more else (low, power)
     return tuple(_within(place**low) for place in places)
+
+
+def parse_other(kind: str, text: str | None) -> tuple[Other, ...]:
+    """Return drafts without the drafter and the acceptance that is typed for them; none without."""
+    if not text:
+        return ()
+    rates, places, _ = parse_rates(text)
+    return (Other(kind, rates, places),)
 
 
 def acceptance_of(trace: Trace) -> Expected:

@@ -21,7 +21,7 @@ from specscope.engine.errors import OutOfMemory, UsageError
 from specscope.engine.types import check_range
 from specscope.traces.advise.places import PLAIN, Estimate, Seating, entrants, plain_ways, titled, ways
 from specscope.traces.advise.question import Question
-from specscope.traces.advise.runs import replay, run, speed
+from specscope.traces.advise.runs import replay, run, total_speed
 
 if TYPE_CHECKING:
     from specscope.engine.cluster.capacity import Kept
@@ -107,7 +107,7 @@ class Option:
 
     @property
     def cards(self) -> int:
-        return self.way.cards
+        return self.way.total
 
     @property
     def title(self) -> str:
@@ -127,6 +127,7 @@ class Option:
             "target_cards": self.target,
             "drafter_cards": self.drafter,
             "cards": self.cards,
+            "engines": self.way.engines,
             "place": self.way.words(),
             "config": dict(self.config),
             "speedup": round(self.speed.mid, 4),
@@ -140,7 +141,7 @@ class Option:
                 card: [
                     {"model": part.named, "dtype": part.model.dtype, "bytes": part.total} for part in parts
                 ]
-                for card, parts in self.kept.items()
+                for card, parts in _on_all_cards(self.way, self.kept)
             },
             "drafts": self.drafts,
             "runs": [trace.header.run_id for trace in self.traces],
@@ -165,7 +166,7 @@ class Answer:
         """
         key = one.way.entrant.short, one.batch
         if key not in self.scales:
-            self.scales[key] = speed(run(one, 0)) / one.tokens_per_second
+            self.scales[key] = total_speed(one, run(one, 0)) / one.tokens_per_second
         return self.scales[key]
 
     def at(self, batch: int) -> list[Option]:
@@ -209,7 +210,7 @@ def plain_estimate(question: Question, batch: int) -> Estimate:
     Raises:
         OutOfMemory: It fits in none.
     """
-    found = [Estimate(question, way, batch) for way in plain_ways(question)]
+    found = [Estimate(question, way, batch) for way in plain_ways(question, batch)]
     able = [one for one in found if not one.missing]
     if not able:
         _ = found[-1].kept  # raises, with the sums of the most cards
@@ -220,11 +221,11 @@ def estimates(question: Question, batch: int, left_out: LeftOut | None = None) -
     """Return each method's places that fit and work, the best ones by the closed form first."""
     found = list[Estimate]()
     for entrant in entrants(question):
-        mine = [Estimate(question, way, batch) for way in ways(question, entrant)]
+        mine = [Estimate(question, way, batch) for way in ways(question, entrant, batch)]
         able, reason = _able(question, mine)
         if not able and left_out is not None:
             left_out[titled(entrant), batch] = reason
-        able.sort(key=lambda one: (-round(one.tokens_per_second, 3), one.way.cards))
+        able.sort(key=lambda one: (-round(one.tokens_per_second, 3), one.way.total))
         found += able
     return found
 
@@ -239,10 +240,8 @@ def _able(question: Question, mine: list[Estimate]) -> tuple[list[Estimate], str
         try:
             under_load(mine[0].way.entrant.key, mine[0].layout(mine[0].least), Load((0.0,)), 1)
         except UsageError:
-            mine, reason = (
-                [],
-                "sequences of a batch go in lockstep, and it starts and stops forwards at any time",
-            )
+            mine = [one for one in mine if one.each == 1]
+            reason = "sequences of a batch go in lockstep, and it starts and stops forwards at any time"
     fitting = [one for one in mine if not one.missing]
     if mine and not fitting:
         try:
@@ -272,26 +271,25 @@ class _Plan:
             if len(mine) < KEPT:
                 mine.append(one)
         self.chosen = [one for mine in kept.values() for one in mine]
-        self.groups = [uuid.uuid4().hex[:12] for _ in range(SEEDS if batch == 1 else 1)]
+        self.groups = [uuid.uuid4().hex[:12] for _ in range(SEEDS)]
 
     def options(self) -> Iterator[Option]:
-        plain = [run(self.plain, seed, group) for seed, group in enumerate(self.groups)]
-        speeds = [speed(trace) for trace in plain]
-        total, one = fmean(speeds), Likely(1.0, 1.0, 1.0)
+        plain = run(self.plain, 0, self.groups[0])  # which draws nothing
+        total, one = total_speed(self.plain, plain), Likely(1.0, 1.0, 1.0)
         self.answer.scales[PLAIN.short, self.batch] = total / self.plain.tokens_per_second
-        yield Option(self.plain.way, self.batch, {}, one, {}, total, self.plain.kept, tuple(plain[:1]))
+        yield Option(self.plain.way, self.batch, {}, one, {}, total, self.plain.kept, (plain,))
         for one in self.chosen:
-            yield self._option(one, speeds)
+            yield self._option(one, total)
 
-    def _option(self, one: Estimate, plain: list[float]) -> Option:
+    def _option(self, one: Estimate, plain: float) -> Option:
         traces, drafts = self._runs(one)
-        found = [speed(trace) / other for trace, other in zip(traces, plain, strict=False)]
+        found = [total_speed(one, trace) / plain for trace in traces]
         mid, factors = fmean(found), self._parts(one)
         parts = {name: Likely(*(mid * factor for factor in part)) for name, part in factors.items()}
-        if self.batch == 1:  # a few runs are luck; the closed form draws nothing
+        if one.each == 1:  # a few runs are luck; the closed form draws nothing
             found.append(one.tokens_per_second / self.plain.tokens_per_second)
         parts["drafts"] = Likely(min(found) * (1 - DEPENDENT), mid, max(found) * (1 + DEPENDENT))
-        total = mid * fmean(plain)
+        total = mid * plain
         self.answer.scales.setdefault((one.way.entrant.short, self.batch), total / one.tokens_per_second)
         return Option(
             one.way,
@@ -307,13 +305,14 @@ class _Plan:
 
     def _runs(self, one: Estimate) -> tuple[list[Trace], str]:
         """Return a placement's runs and where their drafts are from."""
-        drafts = BY_PLACE if self.question.places else ""
-        if self.question.recorded is not None:
+        drafts = BY_PLACE if one.question.places else ""
+        if one.question.recorded is not None:
             try:
                 return [replay(one, self.groups[0])], REPLAYED
             except UsageError as error:
                 drafts = f"{drafts or BY_RATE}: {error}"
-        return [run(one, seed, group) for seed, group in enumerate(self.groups)], drafts
+        groups = self.groups[: SEEDS if one.each == 1 else 1]
+        return [run(one, seed, group) for seed, group in enumerate(groups)], drafts
 
     def _parts(self, one: Estimate) -> dict[str, Likely]:
         """Return the factors by which acceptance and times may change a speed-up."""
@@ -322,7 +321,7 @@ class _Plan:
         def factor(rate: float = 0.0, error: float = 1.0, longer: float = 1.0) -> float:
             return (one.speedup(rate, error, longer) or usual) / usual  # 0: its servers have a queue
 
-        rates = [factor(rate=rate) for rate in self.question.rates]
+        rates = [factor(rate=rate) for rate in one.question.rates]
         elsewhere = ratio if one.way.target != self.plain.way.target else 1.0  # plain decoding is: as unsure
         slower = factor(error=1 / ratio), factor(longer=1 + LONGER), 1 / elsewhere
         faster = factor(error=ratio), elsewhere
@@ -332,6 +331,13 @@ class _Plan:
             "acceptance": Likely(min(1.0, *rates), 1.0, max(1.0, *rates)),
             "times": combined(1.0, times),
         }
+
+
+def _on_all_cards(way: Seating, kept: Mapping[str, Sequence[Kept]]) -> Iterator[tuple[str, Sequence[Kept]]]:
+    """Yield what each card of all engines holds."""
+    for engine in range(way.engines):
+        for card, parts in kept.items():
+            yield f"gpu{int(card.removeprefix('gpu')) + engine * way.cards}", parts
 
 
 def combined(mid: float, parts: Sequence[Likely]) -> Likely:

@@ -17,6 +17,7 @@ from specscope.engine.simulate.roofline import SPLITS, WEIGHT_BITS
 from specscope.engine.simulate.shapes import data, with_shape
 from specscope.engine.types import check_range
 from specscope.traces.advise.acceptance import LEAST_RATE, MOST_PLACES, MOST_RATE, UNKNOWN, moved, single
+from specscope.traces.advise.others import KINDS, Other
 from specscope.traces.lab.plan import default
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Question:
     """The lowest and the highest acceptance rate that is expected."""
     places: tuple[float, ...] = ()
     """The rates of the places of a draft at the rate in the middle; all have that one if empty."""
+    others: tuple[Other, ...] = ()
+    """Drafts without the drafter, with their own acceptance."""
     recorded: Trace | None = field(default=None, repr=False, compare=False)
     """A run of one sequence whose drafts are replayed, by methods that can be driven by it."""
     batches: tuple[int, ...] = (1,)
@@ -79,6 +82,7 @@ class Question:
             ("the drafter's dtype", self.drafter_dtype or self.dtype, DTYPES),
             ("the engine", self.engine, data("gpus")["engines"]),
             ("the split", self.split, SPLITS),
+            *(("the kind of drafts", other.kind, KINDS) for other in self.others),
             *(("the method", key, [entrant.key for entrant in default().methods]) for key in self.methods),
         ):
             if value not in known:
@@ -139,17 +143,32 @@ class Question:
         """Whether an acceptance rate was given."""
         return self.rates is not UNKNOWN
 
+    def about(self, kind: str) -> Question:
+        """Return the question with other drafts in place of the drafter; itself without a kind."""
+        found = next((other for other in self.others if other.kind == kind), None)
+        if found is None:
+            return self
+        return replace(
+            self,
+            drafter=found.model(with_shape(_table(self.target), "the target's ")),
+            drafter_dtype="",
+            rates=found.rates,
+            places=found.places,
+            others=(),
+            recorded=None,
+        )
+
     def in_dtype(self, dtype: str) -> Question:
         return replace(self, dtype=dtype, drafter_dtype="")
 
-    def profile(self, cards: int, target: int, drafter: int) -> Profile:
+    def profile(self, cards: int, target: int, drafter: int, drafter_split: str = "tensor") -> Profile:
         """Return a virtual cluster of so many cards, whose models lie on so many of them."""
         step = data("gpus")["steps"][self.engine]
         models = {
             role: {**_table(shape), "dtype": dtype, "gpus": width, "split": split}
             for role, shape, dtype, width, split in (
                 ("target", self.target, self.dtype, target, self.split),
-                ("drafter", self.drafter, self.drafter_dtype or self.dtype, drafter, "tensor"),
+                ("drafter", self.drafter, self.drafter_dtype or self.dtype, drafter, drafter_split),
             )
         }
         pair = {"title": "advice", "target": "target", "drafter": "drafter", "source": "typed"}

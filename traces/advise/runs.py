@@ -26,7 +26,7 @@ def run(one: Estimate, seed: int, group: str = "") -> Trace:
 
     A batch says as much in fewer tokens of each sequence: it decodes `RUN_TOKENS` in all.
     """
-    plan, question, batch = default(), one.question, one.batch
+    plan, question, batch = default(), one.question, one.each
     runner = ScriptedRunner(
         one.profile,
         "",
@@ -49,7 +49,7 @@ def replay(one: Estimate, group: str) -> Trace:
     trace, question = one.question.recorded, one.question
     assert trace is not None
     name = f"run {trace.header.run_id}"
-    if one.batch > 1 or len(trace.header.prompts) > 1:
+    if one.each > 1 or len(trace.header.prompts) > 1:
         raise UsageError(f"{name} is replayed alone, and here are several sequences")
     found = replayed(trace, one.profile, one.way.entrant.key, one.config, question.context, group)
     if len(found.commits) < LEAST:
@@ -73,3 +73,8 @@ def speed(trace: Trace) -> float:
         start = prefilled
     tokens = sum(start < c.time <= end for c in commits)
     return 1e9 * tokens / (end - start)
+
+
+def total_speed(one: Estimate, trace: Trace) -> float:
+    """Return the tokens per second of all sequences of all engines, of which one ran."""
+    return speed(trace) * one.batch / one.each

@@ -14,6 +14,7 @@ from specscope.engine.simulate.roofline import WEIGHT_BITS
 from specscope.engine.simulate.shapes import data
 from specscope.traces.advise.acceptance import LEAST_RATE, MOST_RATE
 from specscope.traces.advise.answer import RATIO_ERROR, REPLAYED, Answer, Option, estimates, plain_estimate
+from specscope.traces.advise.others import KINDS, kind_of
 from specscope.traces.advise.places import PLAIN, Estimate, plain_ways, titled
 from specscope.traces.advise.question import MOST_CONTEXT, WIDTHS, Question
 
@@ -63,7 +64,7 @@ def _drafts(answer: Answer, batch: int) -> Iterator[str]:
     """Yield where the drafts of the methods are from, if not from a single rate."""
     question, kinds = answer.question, dict[str, list[str]]()
     for option in answer.at(batch):
-        if option.drafts:
+        if option.drafts and not kind_of(option.way.entrant):
             kinds.setdefault(option.drafts, []).append(option.title)
     run = f"run {question.recorded.header.run_id}" if question.recorded else ""
     for drafts, titles in kinds.items():
@@ -73,6 +74,8 @@ def _drafts(answer: Answer, batch: int) -> Iterator[str]:
             continue
         rates, _, reason = drafts.partition(": ")
         yield f"Drafts are drawn at {rates}{f' of {run}' if run else ''}{who}{f': {reason}' if reason else ''}."
+    for other in question.others:
+        yield KINDS[other.kind].assumed
     if question.places and [*kinds] != [REPLAYED]:
         places = ", ".join(f"{rate:.2f}" for rate in question.places)
         yield f"The places of a draft have the rates {places}; all later ones have the last."
@@ -154,6 +157,9 @@ def facts(answer: Answer) -> dict[str, Any]:
         "drafter_dtype": question.drafter_dtype or question.dtype,
         "acceptance": [*question.rates],
         "acceptance_known": question.known,
+        "places": [*question.places],
+        "recorded": question.recorded.header.run_id if question.recorded else None,
+        "others": {other.kind: [*other.rates] for other in question.others},
         "context": question.context,
         "tokens": question.tokens,
         "engine": question.engine,
