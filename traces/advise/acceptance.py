@@ -64,6 +64,16 @@ def parse_rates(text: str) -> Expected:
     return Expected((rate, rate), tuple(found))
 
 
+def check_rates(rates: tuple[float, float]) -> None:
+    for rate in rates:
+        check_range("the acceptance rate", rate, LEAST_RATE, MOST_RATE)
+    low, high = rates
+    if low > high:
+        raise UsageError(
+            f"the acceptance rate is {low:g}:{high:g}; the lowest one comes first", "the acceptance rate"
+        )
+
+
 def single(places: Sequence[float]) -> float:
     """Return the one rate at which a draft of that length has as many accepted tokens."""
     return rate_of_share(sum(accumulate(places, mul)) / len(places), len(places))
@@ -85,6 +95,7 @@ def parse_other(kind: str, text: str | None) -> tuple[Other, ...]:
     if not text:
         return ()
     rates, places, _ = parse_rates(text)
+    check_rates(rates)
     return (Other(kind, rates, places),)
 
 

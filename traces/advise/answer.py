@@ -311,15 +311,14 @@ class _Plan:
                 return [replay(one, self.groups[0])], REPLAYED
             except UsageError as error:
                 drafts = f"{drafts or BY_RATE}: {error}"
-        groups = self.groups[: SEEDS if one.each == 1 else 1]
-        return [run(one, seed, group) for seed, group in enumerate(groups)], drafts
+        return [run(one, seed, group) for seed, group in enumerate(self.groups)], drafts
 
     def _parts(self, one: Estimate) -> dict[str, Likely]:
         """Return the factors by which acceptance and times may change a speed-up."""
         usual, ratio = one.speedup(), 1 + RATIO_ERROR
 
         def factor(rate: float = 0.0, error: float = 1.0, longer: float = 1.0) -> float:
-            return (one.speedup(rate, error, longer) or usual) / usual  # 0: its servers have a queue
+            return (one.tuned(rate, error, longer) or usual) / usual  # 0: its servers have a queue
 
         rates = [factor(rate=rate) for rate in one.question.rates]
         elsewhere = ratio if one.way.target != self.plain.way.target else 1.0  # plain decoding is: as unsure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -206,32 +206,38 @@ class Estimate:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The best settings by the closed form, at the rate in the middle."""
+        return self._best()
+
+    def _best(self, rate: float = 0.0, error: float = 1.0, longer: float = 1.0) -> dict[str, Any]:
         if not self.way.drafter:
             return {}
-        plan = default()
-        at = MapPlace(self.latency, 0.0, self.question.at(), plan.doubt, plan.misses)
-        return best_settings(self._form, at, self.given, self.way.entrant.search)
+        form = partial(self._form, error=error, longer=longer)
+        return best_settings(form, self._at(rate), self.given, self.way.entrant.search)
 
-    def speedup(
-        self,
-        rate: float = 0.0,
-        error: float = 1.0,
-        longer: float = 1.0,
-        config: Mapping[str, Any] | None = None,
-    ) -> float:
+    def _at(self, rate: float) -> MapPlace:
+        plan = default()
+        return MapPlace(self.latency, 0.0, self.question.at(rate), plan.doubt, plan.misses)
+
+    def speedup(self, config: Mapping[str, Any] | None = None) -> float:
         """Return the closed form's speed-up over plain decoding on the target's own cards.
+
+        `config`: settings; by default the best ones.
+        """
+        if not self.way.drafter:
+            return 1.0
+        return self._form(self._at(0.0), **(self.config if config is None else config))
+
+    def tuned(self, rate: float = 0.0, error: float = 1.0, longer: float = 1.0) -> float:
+        """Return the speed-up where the settings are tuned to another rate or other times.
 
         Args:
             rate: The acceptance rate; the one in the middle if 0.
             error: How many times as fast the drafter is as its computed time says.
             longer: How many times as long as computed a verification takes.
-            config: Settings; by default the best ones.
         """
         if not self.way.drafter:
             return 1.0
-        plan = default()
-        at = MapPlace(self.latency, 0.0, self.question.at(rate), plan.doubt, plan.misses)
-        return self._form(at, error, longer, **(self.config if config is None else config))
+        return self._form(self._at(rate), error, longer, **self._best(rate, error, longer))
 
     def _form(self, at: MapPlace, error: float = 1.0, longer: float = 1.0, **settings: Any) -> float:
         if (rows := verified_rows(settings)) > MOST_NODES + 1:

@@ -16,7 +16,15 @@ from specscope.engine.simulate.records import MOST_GPUS
 from specscope.engine.simulate.roofline import SPLITS, WEIGHT_BITS
 from specscope.engine.simulate.shapes import data, with_shape
 from specscope.engine.types import check_range
-from specscope.traces.advise.acceptance import LEAST_RATE, MOST_PLACES, MOST_RATE, UNKNOWN, moved, single
+from specscope.traces.advise.acceptance import (
+    LEAST_RATE,
+    MOST_PLACES,
+    MOST_RATE,
+    UNKNOWN,
+    check_rates,
+    moved,
+    single,
+)
 from specscope.traces.advise.others import KINDS, Other
 from specscope.traces.lab.plan import default
 
@@ -88,16 +96,10 @@ class Question:
             if value not in known:
                 raise UsageError(f"{name} is {shown(value)}; choose one of {', '.join(known)}", name)
         check_range("the number of cards", self.count, 1, min(64, MOST_GPUS))
-        for rate in self.rates:
-            check_range("the acceptance rate", rate, LEAST_RATE, MOST_RATE)
+        check_rates(self.rates)
         check_range("the number of places", len(self.places), 0, MOST_PLACES)
         for rate in self.places:
             check_range("the acceptance rate of a place", rate, LEAST_RATE, MOST_RATE)
-        if self.rates[0] > self.rates[1]:
-            raise UsageError(
-                f"the acceptance rate is {self.rates[0]:g}:{self.rates[1]:g}; the lowest one comes first",
-                "the acceptance rate",
-            )
         check_range("the number of batch sizes", len(self.batches), 1, MOST_BATCHES)
         for batch in self.batches:
             check_range("the batch", batch, 1, MOST_BATCH)
@@ -116,6 +118,8 @@ class Question:
         self.profile(
             self.count, self.target_cards or 1, self.drafter_cards or 1
         )  # checks sizes that are typed
+        for other in self.others:
+            self.about(other.kind)
 
     def widths(self, split: str) -> list[int]:
         """Return the numbers of cards that can share a model."""
