@@ -12,7 +12,7 @@ from specscope.engine.simulate.shapes import data
 
 COLUMNS = (
     Column("title", "method", width=-22),
-    Column("place", "where", width=-66),
+    Column("place", "where", width=-72),
     Column("range", "speed-up", width=14),
     Column("tokens_per_second", "tokens/s", ",.0f", width=10),
     Column("tokens_per_second_per_card", "per card", ",.0f", width=10),

@@ -34,8 +34,7 @@ class PublishedSpeeds(NamedTuple):
     plain: Mapping[int, float]
     """Printed tokens per second of plain decoding, by batch size."""
     longer: Mapping[int, float] = {}
-    """Where prefill is in the printed speeds: tokens of a run over those of plain decoding, by batch
-    size."""
+    """Where prefill is in the printed speeds: tokens of a run over plain decoding's, by batch."""
 
 
 def published(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:

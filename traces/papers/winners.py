@@ -130,7 +130,7 @@ def compared(source: Mapping[str, Any], one: PublishedSpeeds) -> Iterator[Winner
     methods = tuple(dict.fromkeys(key for found in one.speedups.values() for key in found))
     asked = {**source["question"], **one.asked}
     answer = advise(Question(**asked, batches=tuple(one.speedups), methods=methods))
-    for batch, speedups in one.speedups.items():
+    for batch in one.speedups:
         name = one.name if len(one.speedups) == 1 else f"{one.name}, batch {batch}"
         yield _row(name, answer, batch, one)
 
