@@ -37,6 +37,10 @@ def models_line(found: Mapping[str, Any]) -> str:
     """Return models, cards, acceptance and length of a question."""
     low, high = found["acceptance"]
     rate = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    if found["recorded"]:
+        rate += f" (run {found['recorded']})"
+    elif found["places"]:
+        rate = f"{', '.join(f'{place:g}' for place in found['places'])} by place"
     dtype = found["drafter_dtype"]
     drafter = f"{named(found['drafter'])}{f' in {dtype}' if dtype != found['dtype'] else ''}"
     return (

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import exp, hypot, log
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from specscope.engine.errors import OutOfMemory, UsageError
 from specscope.engine.types import check_range
-from specscope.traces.advise.places import PLAIN, Estimate, Seating, entrants, plain_ways, titled, ways
+from specscope.traces.advise.option import Likely, Option, combined
+from specscope.traces.advise.places import PLAIN, Estimate, entrants, plain_ways, titled, ways
 from specscope.traces.advise.question import Question
 from specscope.traces.advise.runs import replay, run, total_speed
 
 if TYPE_CHECKING:
-    from specscope.engine.cluster.capacity import Kept
     from specscope.engine.trace.trace import Trace
 
 RATIO_ERROR = 0.24
@@ -56,96 +55,6 @@ REPLAYED, BY_PLACE, BY_RATE = "the recorded drafts", "rates by place", "one rate
 PARTS = ("acceptance", "times", "drafts")
 LeftOut: TypeAlias = dict[tuple[str, int], str]
 """(method, batch) -> why it is left out."""
-
-
-class Likely(NamedTuple):
-    """A number with its lowest and highest likely value."""
-
-    low: float
-    mid: float
-    high: float
-
-    @property
-    def width(self) -> float:
-        return self.high / self.low
-
-    def __str__(self) -> str:
-        ends = dict.fromkeys(f"{end:.2f}" for end in (self.low, self.high))
-        return " to ".join(ends)
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A method in a place at a batch size, and what it brings."""
-
-    way: Seating
-    batch: int
-    config: Mapping[str, Any]
-    speed: Likely
-    """Times the speed of plain decoding in its best place."""
-    parts: Mapping[str, Likely]
-    """The range by each of `PARTS` alone."""
-    tokens_per_second: float
-    """Of all sequences, decoding only."""
-    kept: Mapping[str, Sequence[Kept]] = field(repr=False)
-    """What each card holds."""
-    traces: tuple[Trace, ...] = field(default=(), repr=False)
-    drafts: str = ""
-    """Where its drafts are from, if not from a single rate."""
-
-    @property
-    def key(self) -> str:
-        return self.way.entrant.key
-
-    @property
-    def target(self) -> int:
-        return self.way.target
-
-    @property
-    def drafter(self) -> int:
-        return self.way.drafter
-
-    @property
-    def cards(self) -> int:
-        return self.way.total
-
-    @property
-    def title(self) -> str:
-        return titled(self.way.entrant)
-
-    @property
-    def dominant(self) -> str:
-        """The part that makes most of the range."""
-        return max(self.parts, key=lambda part: self.parts[part].width)
-
-    def facts(self) -> dict[str, Any]:
-        rounded = {name: [round(x, 4) for x in part] for name, part in self.parts.items()}
-        return {
-            "method": self.key,
-            "title": self.title,
-            "batch": self.batch,
-            "target_cards": self.target,
-            "drafter_cards": self.drafter,
-            "cards": self.cards,
-            "engines": self.way.engines,
-            "place": self.way.words(),
-            "config": dict(self.config),
-            "speedup": round(self.speed.mid, 4),
-            "low": round(self.speed.low, 4),
-            "high": round(self.speed.high, 4),
-            "parts": rounded,
-            "dominant": self.dominant if self.parts else None,
-            "tokens_per_second": round(self.tokens_per_second, 2),
-            "tokens_per_second_per_card": round(self.tokens_per_second / self.cards, 2),
-            "memory": {
-                card: [
-                    {"model": part.named, "dtype": part.model.dtype, "bytes": part.total} for part in parts
-                ]
-                for card, parts in _on_all_cards(self.way, self.kept)
-            },
-            "drafts": self.drafts,
-            "runs": [trace.header.run_id for trace in self.traces],
-        }
 
 
 @dataclass(slots=True)
@@ -241,7 +150,10 @@ def _able(question: Question, mine: list[Estimate]) -> tuple[list[Estimate], str
             under_load(mine[0].way.entrant.key, mine[0].layout(mine[0].least), Load((0.0,)), 1)
         except UsageError:
             mine = [one for one in mine if one.each == 1]
-            reason = "sequences of a batch go in lockstep, and it starts and stops forwards at any time"
+            reason = (
+                "sequences of a batch go in lockstep, and it starts and stops forwards at any time; an engine for "
+                "each needs more cards"
+            )
     fitting = [one for one in mine if not one.missing]
     if mine and not fitting:
         try:
@@ -330,17 +242,3 @@ class _Plan:
             "acceptance": Likely(min(1.0, *rates), 1.0, max(1.0, *rates)),
             "times": combined(1.0, times),
         }
-
-
-def _on_all_cards(way: Seating, kept: Mapping[str, Sequence[Kept]]) -> Iterator[tuple[str, Sequence[Kept]]]:
-    """Yield what each card of all engines holds."""
-    for engine in range(way.engines):
-        for card, parts in kept.items():
-            yield f"gpu{int(card.removeprefix('gpu')) + engine * way.cards}", parts
-
-
-def combined(mid: float, parts: Sequence[Likely]) -> Likely:
-    """Return a number's range from the ranges of independent parts."""
-    low = hypot(*(log(part.mid / part.low) for part in parts))
-    high = hypot(*(log(part.high / part.mid) for part in parts))
-    return Likely(mid * exp(-low), mid, mid * exp(high))

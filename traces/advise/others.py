@@ -32,6 +32,8 @@ class Kind(NamedTuple):
     title: str
     place: str
     """Where it lies, after the target's cards."""
+    drafts: str
+    """Whose acceptance it is."""
     spread: bool
     """Whether all of the target's cards share it."""
     assumed: str
@@ -46,6 +48,7 @@ KINDS = {
     "head": Kind(
         "Drafting head",
         "a head of one layer on the same",
+        "the head",
         spread=True,
         assumed="A drafting head has the bytes and the time of one layer of the target, drafts token by token, and has "
         "the acceptance that was given for it.",
@@ -53,6 +56,7 @@ KINDS = {
     "ngrams": Kind(
         "Copying n-grams",
         "drafts copied from the text",
+        "the n-grams",
         spread=False,
         assumed="Copied n-grams take no time, and have the acceptance that was given for them; a round in which nothing "
         "can be copied counts as one whose first token is rejected.",

@@ -137,8 +137,11 @@ class Question:
             return self.places or rate
         return moved(self.places, single(self.places) ** (log(rate) / log(self.rate)))
 
-    def with_rate(self, rate: float) -> Question:
-        """Return the question with another single rate, and its rates of places."""
+    def with_rate(self, rate: float, kind: str = "") -> Question:
+        """Return the question with another single rate, of the drafter or of other drafts."""
+        if kind:
+            own, others = self.about(kind).with_rate(rate), [o for o in self.others if o.kind != kind]
+            return replace(self, others=(*others, Other(kind, own.rates, own.places)))
         places = self.at(rate)
         return replace(self, rates=(rate, rate), places=places if isinstance(places, tuple) else ())
 

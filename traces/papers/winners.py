@@ -13,7 +13,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from specscope.engine.methods import BASELINE
-from specscope.traces.advise.answer import Answer, Likely, Option, advise
+from specscope.traces.advise.answer import Answer, advise
+from specscope.traces.advise.option import Likely, Option
 from specscope.traces.advise.places import Estimate
 from specscope.traces.advise.question import Question
 from specscope.traces.papers.clusters import PublishedSpeeds, published

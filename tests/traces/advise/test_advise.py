@@ -24,16 +24,16 @@ from specscope.traces.advise.answer import (
     LONGER,
     RATIO_ERROR,
     Answer,
-    Likely,
     advise,
-    combined,
     estimates,
     plain_estimate,
 )
+from specscope.traces.advise.changes import changes
+from specscope.traces.advise.option import Likely, combined
 from specscope.traces.advise.places import ONE_CARD, PLAIN, Estimate, Seating, entrants, plain_ways, ways
 from specscope.traces.advise.question import Question, parse_batches, parse_gpus
 from specscope.traces.advise.runs import run, speed
-from specscope.traces.advise.words import changes, headline, left_out, notes, refusal
+from specscope.traces.advise.words import headline, left_out, notes, refusal
 from specscope.traces.facts.closed_forms import pearl_speedup, speculative_speedup, speculative_tokens
 from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
@@ -451,7 +451,9 @@ def test_what_cannot_go_in_lockstep_ends_with_one_sequence():
     (change,) = (change for change in changes(answer, 1) if change.name == "batch")
     assert change.value == 1
     assert (
-        change.text == "with more than one sequence it cannot be used: they go in lockstep, and it does not"
+        change.text
+        == "with more than one sequence it cannot be used: they go in lockstep, it does not, and each would need "
+        "an engine of its own"
     )
 
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from specscope.traces.advise.acceptance import acceptance_of, moved, parse_rates, single
 from specscope.traces.advise.answer import BY_PLACE, REPLAYED, Answer, advise, estimates
+from specscope.traces.advise.changes import changes
 from specscope.traces.advise.places import PLAIN, Estimate, Seating, entrants
 from specscope.traces.advise.question import Question
 from specscope.traces.advise.runs import run, speed
-from specscope.traces.advise.words import changes, facts, headline, notes
+from specscope.traces.advise.words import facts, headline, notes
 from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.lab.sweep import ScriptedRunner, SweepRun

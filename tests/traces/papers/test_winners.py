@@ -9,7 +9,8 @@ import pytest
 
 from specscope.engine.errors import UsageError
 from specscope.traces.advise.acceptance import UNKNOWN
-from specscope.traces.advise.answer import Likely, advise
+from specscope.traces.advise.answer import advise
+from specscope.traces.advise.option import Likely
 from specscope.traces.advise.question import Question
 from specscope.traces.facts.closed_forms import speculative_tokens
 from specscope.traces.papers import winners
