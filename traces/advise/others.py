@@ -26,7 +26,7 @@ _COPIED = {
 """A model of a few kilobytes whose forward takes ten microseconds."""
 
 
-class Kind(NamedTuple):
+class OtherKind(NamedTuple):
     """A kind of such drafts."""
 
     title: str
@@ -45,7 +45,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "head": Kind(
+    "head": OtherKind(
         "Drafting head",
         "a head of one layer on the same",
         "the head",
@@ -53,7 +53,7 @@ KINDS = {
         assumed="A drafting head has the bytes and the time of one layer of the target, drafts token by token, and has "
         "the acceptance that was given for it.",
     ),
-    "ngrams": Kind(
+    "ngrams": OtherKind(
         "Copying n-grams",
         "drafts copied from the text",
         "the n-grams",
