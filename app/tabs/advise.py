@@ -38,8 +38,8 @@ _ADVISE = (
     "the methods' own code runs on them in virtual time. A model is a known one, or the path of a config.json. The "
     "acceptance rate is a number (0.7), a range (0.6:0.8), one for each place of a draft (0.9,0.8,0.6), or unknown. A "
     "drafting head (EAGLE, MTP) and copied n-grams are compared if their own rate is given. Not compared: heads that draft "
-    "all tokens at once (Medusa, ParallelSpec, DFlash) and trees of heads, whose times or second choices a rate does not "
-    "say; and methods that draft what the models write beside the text (look-ahead, Ouroboros)."
+    "all tokens at once (Medusa, ParallelSpec, DFlash), as a drafter is asked for one at a time here; trees, as nothing "
+    "plans them here; and drafts that the models write beside the text (look-ahead, Ouroboros), as no rate says how much."
 )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.types import check_range
-from specscope.traces.advise.others import Other
+from specscope.traces.advise.others import KINDS, Other
 from specscope.traces.facts.closed_forms import rate_of_share
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.places import LevelRate, first_levels, level_rate
@@ -94,8 +94,11 @@ def parse_other(kind: str, text: str | None) -> tuple[Other, ...]:
     """Return drafts without the drafter and the acceptance that is typed for them; none without."""
     if not text:
         return ()
-    rates, places, _ = parse_rates(text)
-    check_rates(rates)
+    try:
+        rates, places, _ = parse_rates(text)
+        check_rates(rates)
+    except UsageError as error:
+        raise UsageError(f"{KINDS[kind].drafts}: {error}") from None
     return (Other(kind, rates, places),)
 
 
