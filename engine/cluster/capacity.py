@@ -21,7 +21,7 @@ from specscope.engine.errors import OutOfMemory, plain_name
 from specscope.engine.heads.config import HeadConfig
 from specscope.engine.heads.kinds import KINDS
 from specscope.engine.simulate.latency import Latency
-from specscope.engine.simulate.roofline import WEIGHT_BITS, Model
+from specscope.engine.simulate.roofline import COPIES, WEIGHT_BITS, Model
 from specscope.engine.simulate.shapes import model_shape
 
 LOGIT_ROWS = 8
@@ -129,7 +129,7 @@ def _parts(role: str, model: Model, assignment: Assignment, need: Need) -> Itera
             model = replace(model, split="layers")
         sizes = spread(model, len(names))
     for number, (name, size) in enumerate(zip(names, sizes, strict=False)):
-        with_logits = model.split == "tensor" or number == len(sizes) - 1
+        with_logits = model.split != "layers" or number == len(sizes) - 1
         head = head_bytes(model, need.head) if need.head and role == "target" and with_logits else 0
         yield name, _kept(model, size, need, with_logits=with_logits, head=head)
 
@@ -144,6 +144,9 @@ def _kept(model: Model, size: Size, need: Need, *, with_logits: bool, head: int)
 def spread(model: Model, gpus: int) -> tuple[Size, ...]:
     """Return the bytes of a model on each of so many GPUs, split as the model says."""
     shape, bits = model_shape(model), WEIGHT_BITS[model.dtype]
+    if model.split == COPIES:
+        whole = stored_size(shape, bits, model.element, Split())
+        return (whole._replace(per_token=ceil(whole.per_token / gpus)),) * gpus
     if model.split == "tensor":  # all ranks are of one size
         return (stored_size(shape, bits, model.element, Split(ways=gpus)),) * gpus
     count = min(gpus, model.layers)

@@ -20,7 +20,7 @@ from specscope.engine.model.fields import MOST_EXPERT_LAYERS
 from specscope.engine.simulate.grid import Grid
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.records import MOST_GPUS, check_name, keys, record, records, value
-from specscope.engine.simulate.roofline import SPLITS, WEIGHT_BITS, Hardware, Model
+from specscope.engine.simulate.roofline import COPIES, SPLITS, WEIGHT_BITS, Hardware, Model
 from specscope.engine.simulate.shapes import with_card, with_shape
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
@@ -223,7 +223,7 @@ def _device_gpu_names(places: list[_Place]) -> Iterator[str]:
 
 
 def _model(name: str, shape: _Shape) -> Model:
-    for key, choices in (("dtype", tuple(WEIGHT_BITS)), ("split", SPLITS)):
+    for key, choices in (("dtype", tuple(WEIGHT_BITS)), ("split", (*SPLITS, COPIES))):
         if (chosen := getattr(shape, key)) not in choices:
             raise UsageError(
                 f"models.{name}.{key} is {reprlib.repr(chosen)}; choose one of {', '.join(choices)}"
@@ -265,6 +265,8 @@ def _latency(
         if name not in models:
             raise UsageError(f"{where} is {reprlib.repr(name)}; choose one of {', '.join(models)}")
         model = models[name]
+        if role == "target" and model.split == COPIES:
+            raise UsageError(f"{where} is {name}, split in copies; only a drafter may be")
         model = replace(model, gpus=width or model.gpus, speed=speed or model.speed)
         if model.gpus > gpus:
             raise UsageError(f"{where} is {name}, on {model.gpus} GPUs; there are {gpus}")

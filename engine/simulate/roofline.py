@@ -44,6 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 
 from specscope.engine.errors import UsageError
 from specscope.engine.heads.work import Work
@@ -53,6 +54,8 @@ WEIGHT_BITS = {"bfloat16": 16, "float16": 16, "float32": 32, "fp8": 8, "int8": 8
 
 SPLITS = ("layers", "tensor")
 """Distribution of a model over GPUs: whole layers on each, or a share of every layer on each."""
+COPIES = "copies"
+"""Of a drafter, too: all of it on each GPU, for a share of the sequences."""
 
 OPERATORS = 40
 """Operators that a Llama layer of transformers runs per token."""
@@ -197,6 +200,9 @@ class Model:
     def forward_us(self, hardware: Hardware, rows: int, context: int, batch: int = 1) -> float:
         if self.measured is not None:
             return self.measured(rows / batch, context / batch, batch)
+        if self.split == COPIES:  # the one with the most sequences
+            most = ceil(batch / self.gpus)
+            rows, context, batch = ceil(rows * most / batch), ceil(context * most / batch), most
         return self.layers * self.launch_us(hardware) + self.roofline_us(hardware, rows, context, batch)
 
     def computed_us(self, hardware: Hardware) -> float:
@@ -289,7 +295,7 @@ class Model:
         return hardware.stream_us(self.kv_bytes * (context + rows)) / self._gpus_per_layer
 
     def _hops_us(self, hardware: Hardware, rows: int) -> float:
-        if self.gpus == 1:
+        if self.gpus == 1 or self.split == COPIES:
             return 0.0
         transfer = hardware.link_us(rows * self.dim * self.element)
         if self.split == "tensor":

@@ -226,7 +226,7 @@ class Forwards:
             rows = Rows.of(slot, ids, np.asarray(parents, dtype=np.int64) + len(prefix), flags, inputs)
             cached = self.cache(name).length(slot)
             blocks.append(_Block(number, prefix.sequence, slot, rows, cached, len(ids)))
-        return self._forward(name, blocks, stamps, kind, start, fuzzy)
+        return self._forward(name, blocks, stamps, kind, start, fuzzy, deeper=True)
 
     def _forward(
         self,
@@ -238,8 +238,11 @@ class Forwards:
         fuzzy: Fuzzy | None,
         stage_io: StageIO | None = None,
         stopped: Callable[[], bool] = never,
+        *,
+        deeper: bool = False,
     ) -> list[torch.Tensor]:
         cache = self.cache(name)
+        cache.kind, cache.deeper = kind, deeper
         blocks.sort(key=lambda block: block.slot)  # adjacent slots are read as one
         rows, want, context = self._pack(cache, blocks)
         hidden = self.keeps(name)
