@@ -20,7 +20,7 @@ from specscope.engine.cluster.assignment import (
     names_on_workers,
     parts_on,
 )
-from specscope.engine.cluster.memory import Part, RunSize, check_caches
+from specscope.engine.cluster.memory import ModelBytes, RunSize, check_caches
 from specscope.engine.cluster.pool import Pool
 from specscope.engine.errors import OutOfMemory, SpecScopeError, StarterDied
 from specscope.engine.heads.find import HeadFile, load_head
@@ -91,7 +91,7 @@ class Placement:
         self._workers: dict[str, Worker] = {}
         self._groups: dict[str, Ensemble] = {}
         self._facts: dict[tuple[str, str], Facts] = {}
-        self._held: list[Part] = []
+        self._held: list[ModelBytes] = []
         self._q_buffers: dict[str, QBuffer] = {}
         self._connected: set[str] = set()
 

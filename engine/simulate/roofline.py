@@ -1,6 +1,7 @@
 """Times of forwards on published hardware: a roofline anchored at one published speed per model.
 
-Without a published speed the anchor is computed from the card's data sheet (`Model.computed_us`).
+Without a published speed the anchor is computed from the card's data sheet
+(`PublishedModel.computed_us`).
 
 Sources: PEARL (ICLR 2025), Table 10 (one-row speeds, shapes), appendix C.3 (placement), Table 15
 (judge, communicate), appendix G and Table 16 (moving KV rows); EasySpec, Table 1 (speeds under
@@ -115,7 +116,7 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PublishedModel:
     """The shape of a decoder, and its published speed."""
 
     title: str

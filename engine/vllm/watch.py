@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.engine.errors import UsageError, one_line
 from specscope.engine.vllm import chances
-from specscope.engine.vllm.chances import Asked, Rows, fetched
+from specscope.engine.vllm.chances import Asked, ChanceRows, fetched
 from specscope.engine.vllm.step import Step
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Watch:
         """Nanoseconds of the worker's thread that the hooks took since the last step."""
         self._asked: dict[str, Asked | None] = {}
         self._p = self._q = None
-        self._rows = Rows([], [])
+        self._rows = ChanceRows([], [])
         self._hooked: list[tuple[Any, str, Any]] = []
         mine = weakref.WeakMethod(self.stop)  # the sender lives as long as the process, the runner may not
         sender.failed = lambda why: (stop := mine()) and stop(why)
@@ -166,7 +166,7 @@ class Watch:
 
     def _prepare(self, names: Sequence[str], drafts: Sequence[int]) -> None:
         self._p = self._q = None
-        self._rows = Rows([self._asked.get(name) for name in names], drafts)
+        self._rows = ChanceRows([self._asked.get(name) for name in names], drafts)
 
     def _chances(self, logits: Any, *_: Any, **__: Any) -> None:
         """Compute p, unless these are the logits of a part of the batch."""

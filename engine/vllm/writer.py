@@ -38,7 +38,7 @@ UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 """A client chooses a part of a request's name, which becomes a part of the file's."""
 
 
-class Request:
+class RequestRecording:
     """The open recording of a request."""
 
     def __init__(self, path: Path, told: dict[str, Any], about: dict[str, Any], decode: Any) -> None:
@@ -124,7 +124,7 @@ class Writer:
         self, folder: Path, about: dict[str, Any], decode: Callable[[list[int]], str] | None
     ) -> None:
         self._folder, self._about, self._decode = folder, about, decode
-        self._open: dict[str, Request] = {}
+        self._open: dict[str, RequestRecording] = {}
         self._started = f"{datetime.now():%Y%m%d-%H%M%S%f}-{os.getpid()}"
         self._count = 0
         self._table = (folder / f"{self._started}-steps.csv").open("a", buffering=1, encoding="utf-8")
@@ -185,7 +185,7 @@ class Writer:
         self._count += 1
         safe = UNSAFE.sub("_", name)[:80]
         path = self._folder / f"{self._started}-{self._count:06d}-{safe}.jsonl"
-        self._open[name] = Request(path, told, self._about, self._decode)
+        self._open[name] = RequestRecording(path, told, self._about, self._decode)
 
     def end(self, status: Status, error: str) -> None:
         """Close all files that are open."""

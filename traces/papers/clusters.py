@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile
-from specscope.engine.simulate.roofline import Model
+from specscope.engine.simulate.roofline import PublishedModel
 from specscope.traces.advise.acceptance import MOST_RATE, UNKNOWN
 from specscope.traces.facts.closed_forms import pearl_tokens, rate_of_share, speculative_tokens
 from specscope.traces.papers import pearl_speeds
@@ -49,7 +49,7 @@ def _asked(latency: Latency, rate: float | None, **more: Any) -> dict[str, Any]:
     return {"target": _sizes(latency.target), "drafter": _sizes(latency.drafter), "rates": rates, **more}
 
 
-def _sizes(model: Model) -> dict[str, Any]:
+def _sizes(model: PublishedModel) -> dict[str, Any]:
     keys = ("title", "layers", "dim", "ffn", "kv_heads", "vocab", "head_dim", "source", "gated", "tied")
     return {key: getattr(model, key) for key in keys}
 

@@ -22,7 +22,7 @@ from specscope.engine.errors import UsageError
 from specscope.engine.trace.appended import Process
 from specscope.engine.trace.trace import Trace
 from specscope.engine.vllm import chances, plugin, sender, watch, writer
-from specscope.engine.vllm.chances import Asked, Rows
+from specscope.engine.vllm.chances import Asked, ChanceRows
 from specscope.engine.vllm.clock import Events
 from specscope.traces.facts.checks import check
 from specscope.traces.facts.metrics import measure
@@ -300,7 +300,7 @@ def test_a_stop_string_is_no_abort_and_names_are_no_paths(folder, hidden):
 
 
 @RUNNERS
-@pytest.mark.parametrize("where", ["Step", "Rows", "fetched"])
+@pytest.mark.parametrize("where", ["Step", "ChanceRows", "fetched"])
 def test_a_hook_that_fails_is_one_line_and_gone(kind, where, folder, monkeypatch, caplog):
     server = Server(kind(), folder)
     server.step(Play(a=([], [4])), fed={"a": 2}, news=[new("a", [1, 2])])
@@ -466,7 +466,7 @@ def test_p_is_of_the_request_s_settings(asked, expected):
     """Beside a request with other settings; the logits are as before."""
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 3, dtype=torch.float64).log()
     before = logits.clone()
-    p = chances.target(logits, Rows([Asked(1.0, 1, 1.0), asked], [0, 1]))
+    p = chances.target(logits, ChanceRows([Asked(1.0, 1, 1.0), asked], [0, 1]))
     assert torch.equal(logits, before)
     assert p[0].tolist() == [1, 0, 0, 0]
     for row in p[1:]:
