@@ -9,7 +9,6 @@ from specscope.engine.errors import UsageError
 from specscope.traces.lab.plan import default
 from specscope.traces.lab.sweep import ScriptedRunner, SweepRun
 from specscope.traces.lab.winners import LEAST
-from specscope.traces.whatif.replay import replayed
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
@@ -46,6 +45,8 @@ def replay(one: Estimate, group: str) -> Trace:
     Raises:
         UsageError: The run has no accepted pattern for it.
     """
+    from specscope.traces.whatif.replay import replayed  # needs torch
+
     trace, question = one.question.recorded, one.question
     assert trace is not None
     name = f"run {trace.header.run_id}"
