@@ -109,7 +109,7 @@ class Wide:
     def best(self, tops: Sequence[Top], above: Sequence[Node]) -> list[Node]:
         """Return the most probable paths; on ties, earlier parents, then lower ids first."""
         paths = sorted(
-            (-node.path * value, parent, token)
+            (-node.path * min(1.0, value), parent, token)
             for parent, node in enumerate(above)
             for token, value in tops[line(parent, tops)][: self.width]
         )[: self.width]

@@ -91,6 +91,10 @@ class _Levels:
         """The rows that the tokens were drawn from, (P, N), if they were."""
         return torch.cat([q[0] for q in self._levels.q]) if self._levels.q else None
 
+    def forget(self) -> None:
+        """Drop what `compute` has left."""
+        self._levels.forget()
+
     def read(self, facts: Tensor, q: Tensor | None, clock: Clock) -> Drafted:
         """Return the draft of `facts` and `q` on the host; the first forward is among its times."""
         counts = [len(plan.counts) for plan in self._levels.kind.plans]
@@ -111,7 +115,7 @@ class ModelDraft:
         source = LevelForwards(model.decoder, (), model.cache, kind)
         device = model.cache.tensor.device
         self.levels = _Levels(source, None, kind, self._first.cells, clock, device)
-        self.moves = model.cache
+        self.moved = (model.cache.tensor[:, kind.slot],)
         self._decoder, self._count = model.decoder, len(kind.plans)
 
     def compute(self, start: DraftStart, us: Tensor) -> None:
@@ -144,7 +148,7 @@ class LayerDraft:
         clock: Makes the events of all forwards.
     """
 
-    moves = None
+    moved = ()
 
     def __init__(
         self, head: Head, model: CachedModel, target: Cache, kind: DraftKind, tail: int, clock: Clock
@@ -192,7 +196,7 @@ class StateDraft:
         clock: Makes the events of all forwards.
     """
 
-    reads, moves = 1, None
+    reads, moved = 1, ()
 
     def __init__(self, head: Head, target: Cache, kind: DraftKind, clock: Clock) -> None:
         assert head.from_state is not None, "it has no layer"

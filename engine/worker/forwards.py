@@ -80,9 +80,7 @@ class Forwards:
         self._slots, self._free = {}, list(range(run.slots))[::-1]
         for compiler in self._compilers():
             compiler.begin()
-        for name, cache in self.caches.items():
-            if isinstance(cache, Cache) and not self.keeps(name):
-                cache.features = None
+        for cache in self.caches.values():
             cache.seed = run.sampling.seed
             for slot in range(run.slots):
                 cache.reset(slot)

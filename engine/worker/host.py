@@ -259,7 +259,7 @@ class Host:
     def _propose(
         self, job: Propose, stamps: list[Stamp], stopped: Callable[[], bool]
     ) -> tuple[tuple[tuple[Grown, ...], ...], Verified | None]:
-        """Draft; also judge a chain's verification if the device has made it at once."""
+        """Draft; also judge the draft's verification if the device has made it at once."""
         drafting = self._drafting(job)
         found = self.rounds.run(job)
         if found is None:
@@ -277,6 +277,8 @@ class Host:
         """Judge a round by the numbers that the device compared (SpecScopeError if it differs)."""
         sampling, size = self.forwards.run.sampling, self.forwards.models[found.asked.target].vocab_size
         prefix, facts, drawn = found.prefix, found.facts, found.asked.drawn and not sampling.greedy
+        if facts.tokens != draft.ids:
+            raise SpecScopeError(f"the device drafted {facts.tokens}, the host {draft.ids}")
         given = (facts.verdict, found.asked.form, facts.nodes, draft, size)
         rows = TreeRows(*given, drawn=drawn, sampled=not sampling.greedy)
         draws = self._draws(prefix.sequence)
