@@ -52,6 +52,7 @@ THOROUGH = (
     *(f"tests/docs/test_commands.py::test_{name}" for name in ("a_page", "the_stored_notebook")),
     *(f"tests/docs/test_parallel.py::test_{name}" for name in ("the_published_clusters_table", "ssds_cliff")),
     "tests/traces/papers/test_papers.py::test_the_recorded_speeds",  # runs of 13 s
+    "tests/traces/advise/test_any_question.py::test_the_same_of",
     *(
         f"tests/traces/test_audit.py::test_{name}"
         for name in ("of_10000_sound", "a_sound_run_of_every_method")

@@ -28,7 +28,7 @@ from specscope.engine.drafting.tree import Wide
 from specscope.engine.model.clock import Clock
 from specscope.engine.model.compiled import compile_layers
 from specscope.engine.model.decoder import Decoder
-from specscope.engine.model.fused import FusedDrafts, Given
+from specscope.engine.model.fused import DraftInputs, FusedDrafts
 from specscope.engine.model.shape import ModelShape
 from specscope.engine.model.slots import Rows
 from specscope.engine.model.static import StaticSteps
@@ -273,7 +273,7 @@ class Timed:
         self._ours.back()
         with self._ours.in_steps():
             first = self._ours.logits([1])
-        plans, given = Wide(1, DRAFTS).plans(DRAFTS), Given([0], first, [])
+        plans, given = Wide(1, DRAFTS).plans(DRAFTS), DraftInputs([0], first, [])
         with self._ours.in_steps():
             found = self._fused.draft(self._ours.cache, plans, given, Sampling(), self._clock, argmax=True)
         self._clock.read()

@@ -39,7 +39,17 @@ QUESTION: options.Options = {
     "--recorded": (
         str,
         "RUN",
-        "take the acceptance rate of a stored run: a similar pair's, or an imported log's",
+        "take the acceptance of a stored run: a similar pair's, whose drafts are replayed, or an imported log's",
+    ),
+    "--head-acceptance": (
+        str,
+        "RATE",
+        "that of a drafting head of one layer, such as EAGLE's or MTP's, in chains; compares it, too",
+    ),
+    "--ngram-acceptance": (
+        str,
+        "RATE",
+        "that of drafts copied from the text, as by prompt lookup or suffix trees; compares them, too",
     ),
     "--batch": ("1", "N,N", "sequences that are decoded at once, 1 to 64 (1)"),
     "--context": (1024, "N", "tokens of each prompt (1024)"),
@@ -84,13 +94,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def question_of(args: argparse.Namespace) -> Question:
-    from specscope.traces.advise.question import (
-        Question,
-        parse_batches,
-        parse_gpus,
-        parse_rates,
-        rates_of_run,
-    )
+    from specscope.traces.advise.acceptance import acceptance_of, parse_other, parse_rates
+    from specscope.traces.advise.question import Question, parse_batches, parse_gpus
 
     for name in ("gpus", "target", "drafter"):
         if not getattr(args, name):
@@ -98,12 +103,12 @@ def question_of(args: argparse.Namespace) -> Question:
                 f"--{name} is missing; as in --gpus 2xH100 --target llama-3.1-70b --drafter llama-3.1-8b"
             )
     count, card = parse_gpus(args.gpus)
-    rates = parse_rates(args.acceptance)
+    expected = parse_rates(args.acceptance)
     if args.recorded:
         if args.acceptance != "unknown":
-            raise UsageError("--recorded has the acceptance rate of its run; leave out --acceptance")
+            raise UsageError("--recorded has the acceptance of its run; leave out --acceptance")
         (trace,) = common.load_runs(args, [args.recorded]).values()
-        rates = rates_of_run(trace)
+        expected = acceptance_of(trace)
     return Question(
         count,
         card,
@@ -111,13 +116,17 @@ def question_of(args: argparse.Namespace) -> Question:
         args.drafter,
         dtype=args.dtype,
         drafter_dtype=args.drafter_dtype or "",
-        rates=rates,
         batches=parse_batches(args.batch),
         context=args.context,
         tokens=args.max_new_tokens,
         engine=args.engine,
         target_cards=args.target_tp,
         drafter_cards=args.drafter_tp,
+        **expected._asdict(),
+        others=(
+            *parse_other("head", args.head_acceptance),
+            *parse_other("ngrams", args.ngram_acceptance),
+        ),
         methods=tuple(dict.fromkeys(filter(None, (args.methods or "").split(",")))),
     )
 

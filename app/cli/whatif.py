@@ -104,13 +104,12 @@ def _compared(args: argparse.Namespace, trace: Trace) -> Trace | None:
 def _of_length(args: argparse.Namespace, trace: Trace) -> bool:
     """Return whether --over is of the run's own draft length, with nothing else changed."""
     from specscope.engine.methods import METHODS
-    from specscope.traces.judge.advice import LENGTHS
 
     own = [f"--{name}" for name in ("c", "row", "widths") if getattr(args, name) is not None]
     name = (args.over or "").partition("=")[0]
     changed = args.profile or args.profile_pair or args.devices or args.method or args.fields
-    known = name in trace.header.config if trace.header.method in METHODS else name == "gamma"
-    if not changed and name in LENGTHS and known:
+    method = METHODS.get(trace.header.method)
+    if not changed and name == (method.length if method else "gamma"):
         return True
     if own:
         raise UsageError(

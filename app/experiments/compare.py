@@ -228,7 +228,7 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield from doubt_lines(result)
     for key, reason in result["left_out"].items():
         yield f"{key:20}left out: {reason}"
-    yield "tok/forward counts the target's own token, acc (accepted drafts) does not; of a tree all nodes are drafted"
+    yield "tok/forward counts the target's own token; acc counts drafted tokens only: in a tree, every node"
     yield from (f"{key:20}{m['advice']}" for key, m in result["methods"].items() if m["advice"])
     yield from (f"{key:20}{_health(m['health'])}" for key, m in result["methods"].items() if m["health"])
     first = " ".join(m["runs"][0] for m in result["methods"].values())

@@ -12,7 +12,7 @@ from specscope.engine.simulate.shapes import data
 
 COLUMNS = (
     Column("title", "method", width=-22),
-    Column("place", "where", width=-66),
+    Column("place", "where", width=-72),
     Column("range", "speed-up", width=14),
     Column("tokens_per_second", "tokens/s", ",.0f", width=10),
     Column("tokens_per_second_per_card", "per card", ",.0f", width=10),
@@ -37,6 +37,10 @@ def models_line(found: Mapping[str, Any]) -> str:
     """Return models, cards, acceptance and length of a question."""
     low, high = found["acceptance"]
     rate = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    if found["recorded"]:
+        rate += f" (run {found['recorded']})"
+    elif found["places"]:
+        rate = f"{', '.join(f'{place:g}' for place in found['places'])} by place"
     dtype = found["drafter_dtype"]
     drafter = f"{named(found['drafter'])}{f' in {dtype}' if dtype != found['dtype'] else ''}"
     return (

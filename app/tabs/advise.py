@@ -21,22 +21,25 @@ from specscope.app.tabs.settings import Controls, asked, check, marked, read, ro
 from specscope.app.tabs.wiring import Stops, WorkState, build_message, plain_html
 from specscope.engine.errors import OutOfMemory, SpecScopeError
 from specscope.engine.simulate.shapes import data, with_shape
+from specscope.traces.advise.acceptance import acceptance_of, parse_other, parse_rates
 from specscope.traces.advise.answer import Answer, answered
+from specscope.traces.advise.others import KINDS, Other
 from specscope.traces.advise.question import (
     DTYPES,
     MOST_CONTEXT,
     MOST_NEW,
     Question,
     parse_batches,
-    parse_rates,
-    rates_of_run,
 )
 from specscope.traces.advise.words import facts, refusal
 
 _ADVISE = (
     "Which method, and where does each model sit? Sizes and times are computed from data sheets, nothing is downloaded; "
     "the methods' own code runs on them in virtual time. A model is a known one, or the path of a config.json. The "
-    "acceptance rate is a number (0.7), a range (0.6:0.8), one for each place of a draft (0.9,0.8,0.6), or unknown."
+    "acceptance rate is a number (0.7), a range (0.6:0.8), one for each place of a draft (0.9,0.8,0.6), or unknown. A "
+    "drafting head (EAGLE, MTP) and copied n-grams are compared if their own rate is given. Not compared: heads that draft "
+    "all tokens at once (Medusa, ParallelSpec, DFlash), as a drafter is asked for one at a time here; trees, as nothing "
+    "plans them here; and drafts that the models write beside the text (look-ahead, Ouroboros), as no rate says how much."
 )
 
 
@@ -58,6 +61,8 @@ class AdviceSettings:
     )
     rates: str = asked("Acceptance rate", placeholder="unknown")
     recorded: str = asked("Or that of a stored run", placeholder="its id")
+    head: str = asked("Acceptance of a drafting head", placeholder="not compared")
+    ngrams: str = asked("Acceptance of copied n-grams", placeholder="not compared")
     batches: str = asked("Batch sizes")
     context: int = asked("Tokens of a prompt", bounds=(1, MOST_CONTEXT), said="the context")
     tokens: int = asked("New tokens", bounds=(16, MOST_NEW), said="new tokens")
@@ -88,11 +93,15 @@ def usual_settings() -> AdviceSettings:
 def question_of(given: AdviceSettings, service: Service) -> Question:
     """Return the question of the controls; FormError names the one that is wrong."""
     with at("advise-rates"):
-        rates = parse_rates(str(given.rates or "unknown").strip())
+        expected = parse_rates(str(given.rates or "unknown").strip())
     if given.recorded:
         with at("advise-recorded"):
             (trace,) = find_traces(service, str(given.recorded).strip())
-            rates = rates_of_run(trace)
+            expected = acceptance_of(trace)
+    others = tuple[Other, ...]()
+    for kind in KINDS:
+        with at(f"advise-{kind}"):
+            others += parse_other(kind, str(getattr(given, kind) or "").strip())
     with at("advise-batches"):
         batches = parse_batches(str(given.batches))
     for role, shape in (("target", given.target), ("drafter", given.drafter)):
@@ -106,11 +115,12 @@ def question_of(given: AdviceSettings, service: Service) -> Question:
             str(given.drafter),
             str(given.dtype),
             str(given.drafter_dtype or ""),
-            rates,
-            batches,
-            given.context,
-            given.tokens,
-            str(given.engine),
+            batches=batches,
+            context=given.context,
+            tokens=given.tokens,
+            engine=str(given.engine),
+            others=others,
+            **expected._asdict(),
         )
 
 
@@ -127,7 +137,9 @@ class AdviseTab:
             with row():
                 made.add("dtype", "drafter_dtype", "rates", "recorded")
             with row():
-                made.add("batches", "context", "tokens", "engine")
+                made.add("head", "ngrams", "batches", "context")
+            with row():
+                made.add("tokens", "engine")
                 self.start, self.stop = made.add_buttons("Advise")
             self.message = build_message("advise-message")
             self.result = plain_html(elem_id="advise-result")

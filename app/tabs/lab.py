@@ -52,8 +52,8 @@ from specscope.traces.lab.sweep import MOST_SEEDS, MOST_TOKENS, Runner, Sweep, S
 
 _SWEEP = (
     "Every cell is a run of the method's own code: speed-up over plain decoding under the same conditions, the mean of "
-    "the seeds or prompts ± half of their range. Against acceptance, drafts are right at a given rate and no model "
-    "decodes; against drafters, each one has a row; otherwise the models decode your prompts. A cell opens its trace."
+    "the seeds or prompts ± half of their range. Acceptance: drafts are right at the given rate, and no model decodes. "
+    "Drafters: each one has a row. Otherwise the models decode your prompts. A cell opens its trace."
 )
 RATES = "0.5, 0.6, 0.7, 0.8, 0.9"
 MODELS_ROW = "none"

@@ -71,7 +71,7 @@ class Times(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CalibrationPlan:
     """The grid to measure, and the number of turns."""
 
     rows: tuple[int, ...]
@@ -79,7 +79,7 @@ class Plan:
     batches: tuple[int, ...]
     turns: int
 
-    def within(self, models: Sequence[Decoder]) -> Plan:
+    def within(self, models: Sequence[Decoder]) -> CalibrationPlan:
         """Return the cells that fit the models' contexts and the memory.
 
         Batches of one sequence are always kept.
@@ -89,11 +89,13 @@ class Plan:
         contexts = tuple(n for n in self.contexts if n + max(rows) <= positions)
         row = max(model.shape.kv_numbers * model.dtype.itemsize for model in models)
         fits = KV_LIMIT // (row * (max(contexts) + max(rows)))
-        return Plan(rows, contexts, tuple(n for n in self.batches if n == 1 or n <= fits), self.turns)
+        return CalibrationPlan(
+            rows, contexts, tuple(n for n in self.batches if n == 1 or n <= fits), self.turns
+        )
 
 
-FULL = Plan((1, 2, 4, 8, 16, 32, 128), (0, 128, 512), (1, 4, 16), 7)
-QUICK = Plan((1, 4, 16), (0, 128), (1, 4), 3)
+FULL = CalibrationPlan((1, 2, 4, 8, 16, 32, 128), (0, 128, 512), (1, 4, 16), 7)
+QUICK = CalibrationPlan((1, 4, 16), (0, 128), (1, 4), 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class Calibration:
     """Speed of a copy in memory, 10^9 bytes per second."""
 
 
-def calibrate(pair: Pair, plan: Plan, device: str = "auto", report: Report = print) -> Calibration:
+def calibrate(pair: Pair, plan: CalibrationPlan, device: str = "auto", report: Report = print) -> Calibration:
     """Measure a pair on this machine.
 
     `device` is `cpu`, `cuda`, or `auto` for CUDA if there is a GPU; `report` takes lines of
@@ -164,7 +166,9 @@ def _one_thread(names: Sequence[str]) -> Generator[None]:
             os.sched_setaffinity(0, cores)
 
 
-def _forwards(models: Mapping[str, Decoder], plan: Plan, report: Report) -> dict[str, dict[Cell, Times]]:
+def _forwards(
+    models: Mapping[str, Decoder], plan: CalibrationPlan, report: Report
+) -> dict[str, dict[Cell, Times]]:
     turns: dict[str, dict[Cell, list[float]]] = {name: {} for name in models}
     for turn in range(plan.turns + 1):
         report(f"turn {turn} of {plan.turns}" if turn else "warming up")
@@ -175,7 +179,7 @@ def _forwards(models: Mapping[str, Decoder], plan: Plan, report: Report) -> dict
     return {name: {cell: Times.of(us) for cell, us in cells.items()} for name, cells in turns.items()}
 
 
-def _turn(model: Decoder, plan: Plan) -> Iterator[tuple[Cell, float]]:
+def _turn(model: Decoder, plan: CalibrationPlan) -> Iterator[tuple[Cell, float]]:
     """Time every cell once. Each batch has one cache with growing contexts."""
     for batch in plan.batches:
         cache, cached = model.new_cache(batch, max(plan.contexts) + max(plan.rows)), 0

@@ -21,7 +21,7 @@ from specscope.engine.errors import OutOfMemory, plain_name
 from specscope.engine.heads.config import HeadConfig
 from specscope.engine.heads.kinds import KINDS
 from specscope.engine.simulate.latency import Latency
-from specscope.engine.simulate.roofline import WEIGHT_BITS, Model
+from specscope.engine.simulate.roofline import COPIES, WEIGHT_BITS, PublishedModel
 from specscope.engine.simulate.shapes import model_shape
 
 LOGIT_ROWS = 8
@@ -43,7 +43,7 @@ class Need:
 class Kept(NamedTuple):
     """What one model keeps on one card, in bytes."""
 
-    model: Model
+    model: PublishedModel
     weights: int
     cache: int
     logits: int
@@ -116,7 +116,9 @@ def kept(latency: Latency, assigned: Assigned, need: Need) -> dict[str, list[Kep
     return cards
 
 
-def _parts(role: str, model: Model, assignment: Assignment, need: Need) -> Iterator[tuple[str, Kept]]:
+def _parts(
+    role: str, model: PublishedModel, assignment: Assignment, need: Need
+) -> Iterator[tuple[str, Kept]]:
     if assignment.split:
         names = [member.devices[0].name for member in assignment.members]
         sizes = spread(replace(model, split="layers"), len(names))
@@ -129,28 +131,31 @@ def _parts(role: str, model: Model, assignment: Assignment, need: Need) -> Itera
             model = replace(model, split="layers")
         sizes = spread(model, len(names))
     for number, (name, size) in enumerate(zip(names, sizes, strict=False)):
-        with_logits = model.split == "tensor" or number == len(sizes) - 1
+        with_logits = model.split != "layers" or number == len(sizes) - 1
         head = head_bytes(model, need.head) if need.head and role == "target" and with_logits else 0
         yield name, _kept(model, size, need, with_logits=with_logits, head=head)
 
 
-def _kept(model: Model, size: Size, need: Need, *, with_logits: bool, head: int) -> Kept:
+def _kept(model: PublishedModel, size: Size, need: Need, *, with_logits: bool, head: int) -> Kept:
     rows = need.sequences * LOGIT_ROWS if with_logits else 0
     cache = need.sequences * need.tokens * size.per_token
     return Kept(model, size.weights, cache, 4 * rows * model.vocab, head)
 
 
 @lru_cache(maxsize=256)
-def spread(model: Model, gpus: int) -> tuple[Size, ...]:
+def spread(model: PublishedModel, gpus: int) -> tuple[Size, ...]:
     """Return the bytes of a model on each of so many GPUs, split as the model says."""
     shape, bits = model_shape(model), WEIGHT_BITS[model.dtype]
+    if model.split == COPIES:
+        whole = stored_size(shape, bits, model.element, Split())
+        return (whole._replace(per_token=ceil(whole.per_token / gpus)),) * gpus
     if model.split == "tensor":  # all ranks are of one size
         return (stored_size(shape, bits, model.element, Split(ways=gpus)),) * gpus
     count = min(gpus, model.layers)
     return tuple(stored_size(shape, bits, model.element, Split((i, count))) for i in range(count))
 
 
-def _layer_parallel(model: Model, ranks: int) -> Size:
+def _layer_parallel(model: PublishedModel, ranks: int) -> Size:
     """Return the bytes of a drafter on each device that shares its attention (EasySpec, 3.1).
 
     Each has all MLPs, and the attention of its own layers.
@@ -160,7 +165,7 @@ def _layer_parallel(model: Model, ranks: int) -> Size:
     return Size(whole.weights - int(others), ceil(whole.per_token * own / model.layers))
 
 
-def head_bytes(model: Model, head: HeadConfig) -> int:
+def head_bytes(model: PublishedModel, head: HeadConfig) -> int:
     """Return the bytes of a drafting head of this kind for a profile's target."""
     sizes = {"hidden_size": model.dim, "vocab_size": model.vocab}
     layer = {
@@ -190,7 +195,7 @@ def _advice(models: Sequence[Kept], need: Need, memory: int) -> str:
     if need.sequences > 1 and (sequences := left * need.sequences // max(1, cache)) > 0:
         found.append(f"{sequences} × {need.tokens:,} tokens")
 
-    def fits(model: Model, gpus: int) -> bool:
+    def fits(model: PublishedModel, gpus: int) -> bool:
         sizes = spread(model, gpus)
         return all(
             _kept(model, size, need, with_logits=True, head=largest.head).total + others <= memory

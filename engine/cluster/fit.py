@@ -16,7 +16,7 @@ from specscope.engine.checkpoints.progress import megabytes
 from specscope.engine.checkpoints.sizes import Size, layer_sizes, model_size, shape_of
 from specscope.engine.cluster.assignment import drafter_names, parts_on
 from specscope.engine.cluster.local_devices import local_devices
-from specscope.engine.cluster.memory import KV_TOKENS, Part, advice
+from specscope.engine.cluster.memory import KV_TOKENS, ModelBytes, advice
 from specscope.engine.cluster.pool import Pool
 from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.heads.files import check_head
@@ -156,7 +156,7 @@ class Fit:
     dtype: str
     context: int
     """Positions that all models support."""
-    parts: tuple[Part, ...]
+    parts: tuple[ModelBytes, ...]
     uses: tuple[Use, ...]
     heads: tuple[HeadSize, ...]
     methods: Mapping[str, str]
@@ -196,13 +196,13 @@ def fit(pool: Pool, named_heads: tuple[Path, ...] = ()) -> Fit:
     )
 
 
-def _parts(pool: Pool, layout: Layout) -> list[Part]:
+def _parts(pool: Pool, layout: Layout) -> list[ModelBytes]:
     assigned = pool.assign(layout)
     drafters = drafter_names(layout, len(assigned.get("drafter", ())), None)
     return pool.parts(parts_on(assigned, drafters))
 
 
-def _uses(pool: Pool, parts: Iterable[Part]) -> list[Use]:
+def _uses(pool: Pool, parts: Iterable[ModelBytes]) -> list[Use]:
     uses = dict[str, Use]()
     for part in parts:
         name = pool.memory.name(part.device)

@@ -26,7 +26,7 @@ KV_TOKENS = 2048
 SMALLER = "a shorter prompt or a smaller model"
 
 
-class Part(NamedTuple):
+class ModelBytes(NamedTuple):
     """What one model keeps on one device, in bytes."""
 
     model: str
@@ -67,7 +67,7 @@ class Memory:
     def is_limited(self, device: Device) -> bool:
         return device.name.split("/")[0] in self.limits
 
-    def free(self, device: Device, held: Sequence[Part] = ()) -> int:
+    def free(self, device: Device, held: Sequence[ModelBytes] = ()) -> int:
         """Return the bytes that further models may take on a device.
 
         A measurement has the loaded parts (`held`) already, a limit has not.
@@ -77,13 +77,13 @@ class Memory:
             return self.measure(device)
         return max(0, limit - self.needed(held).get(self.name(device), 0))
 
-    def needed(self, parts: Iterable[Part]) -> dict[str, int]:
+    def needed(self, parts: Iterable[ModelBytes]) -> dict[str, int]:
         needed = defaultdict[str, int](int)
         for part in parts:
             needed[self.name(part.device)] += part.weights
         return needed
 
-    def check(self, parts: Sequence[Part], held: Sequence[Part]) -> None:
+    def check(self, parts: Sequence[ModelBytes], held: Sequence[ModelBytes]) -> None:
         """Check that the weights of parts fit beside what is loaded already (`held`).
 
         Raises:
@@ -183,7 +183,7 @@ def check_caches(
     workers: Sequence[Worker],
     models: Mapping[str, tuple[str, ...]],
     memory: Memory,
-    held: Sequence[Part],
+    held: Sequence[ModelBytes],
     run: RunSize,
 ) -> list[CacheMemory]:
     """Return what caches take, if those of a run fit into the free memory of its devices.

@@ -20,7 +20,7 @@ from specscope.engine.cluster.assignment import (
     names_on_workers,
     parts_on,
 )
-from specscope.engine.cluster.memory import Part, RunSize, check_caches
+from specscope.engine.cluster.memory import ModelBytes, RunSize, check_caches
 from specscope.engine.cluster.pool import Pool
 from specscope.engine.errors import OutOfMemory, SpecScopeError, StarterDied
 from specscope.engine.heads.find import HeadFile, load_head
@@ -28,7 +28,7 @@ from specscope.engine.layout import Layout
 from specscope.engine.runtimes.ensemble import Ensemble, group_of, pipeline_of, ranks_of
 from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.trace.events import Device
-from specscope.engine.worker.jobs import CacheMemory, Connect, Facts, Load, Reply
+from specscope.engine.worker.jobs import CacheMemory, Connect, Facts, LoadModel, Reply
 from specscope.engine.worker.shared import QBuffer
 from specscope.engine.worker.worker import Worker
 
@@ -91,7 +91,7 @@ class Placement:
         self._workers: dict[str, Worker] = {}
         self._groups: dict[str, Ensemble] = {}
         self._facts: dict[tuple[str, str], Facts] = {}
-        self._held: list[Part] = []
+        self._held: list[ModelBytes] = []
         self._q_buffers: dict[str, QBuffer] = {}
         self._connected: set[str] = set()
 
@@ -192,19 +192,19 @@ class Placement:
             (target,) = assigned["target"]
             beside = ModelPart("target", target, len(target.members) - 1).name
             loader = partial(load_head, str(head.path), origin=str(head.target))
-            load = Load(head_name(head), loader, beside=beside)
+            load = LoadModel(head_name(head), loader, beside=beside)
             self._load_all([(load, member) for each in assigned["drafter"] for member in each.members])
 
-    def _job(self, part: ModelPart) -> Load:
+    def _job(self, part: ModelPart) -> LoadModel:
         loader, assignment = self.pool.site.loader(part.model, part.place), part.assignment
         if assignment.sharded:
-            return Load(part.name, loader, group=assignment.name)
+            return LoadModel(part.name, loader, group=assignment.name)
         if part.stage is None:
-            return Load(part.name, loader)
+            return LoadModel(part.name, loader)
         layers = assignment.layers[part.member] if assignment.layers else part.stage[:2]
-        return Load(part.name, partial(loader, stage=layers))
+        return LoadModel(part.name, partial(loader, stage=layers))
 
-    def _load_all(self, jobs: Sequence[tuple[Load, Assignment]]) -> None:
+    def _load_all(self, jobs: Sequence[tuple[LoadModel, Assignment]]) -> None:
         """Load the models that are not loaded yet, on all workers at once."""
         loading: dict[tuple[str, str], Callable[[], Reply]] = {}
         for job, assignment in jobs:

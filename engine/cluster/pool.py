@@ -21,7 +21,7 @@ from specscope.engine.cluster.assignment import (
     single,
 )
 from specscope.engine.cluster.capacity import Need, check_capacity
-from specscope.engine.cluster.memory import Memory, Part
+from specscope.engine.cluster.memory import Memory, ModelBytes
 from specscope.engine.cluster.options import Options
 from specscope.engine.drafting.admission import Costs
 from specscope.engine.errors import UsageError
@@ -183,16 +183,16 @@ class Pool:
             planned=lambda settings, best: None,  # noqa: ARG005 - nothing is measured
         )
 
-    def part(self, part: ModelPart) -> Part:
+    def part(self, part: ModelPart) -> ModelBytes:
         """Return what a member of an assignment keeps of a model."""
         model, assignment, member = part
         device, dtype = part.place.devices[0], self.options.dtype_on(part.place.devices[0])
         layers = assignment.layers[member] if assignment.layers else part.stage and part.stage[:2]
         split = Split(layers, *((member, len(assignment.members)) if assignment.sharded else (0, 1)))
         size = model_size(self.pair.models[model], dtype, on_cpu=device.kind == "cpu", split=split)
-        return Part(model, device, assignment.share(member) or "all", *size, dtype)
+        return ModelBytes(model, device, assignment.share(member) or "all", *size, dtype)
 
-    def parts(self, models: Sequence[ModelPart]) -> list[Part]:
+    def parts(self, models: Sequence[ModelPart]) -> list[ModelBytes]:
         """Return what models take; nothing with a profile, whose devices hold none."""
         return [] if self.profile else [*map(self.part, models)]
 

@@ -108,8 +108,8 @@ class Cluster:
         """Return the drafting head of a kind that fits the target (see `Heads`)."""
         if self.placement.pool.options.tokens != "pair":
             raise UsageError(
-                f"a drafting head reads the target's hidden states; tokens that are {self.placement.details['tokens']} have none: "
-                "leave tokens at pair"
+                f"a drafting head reads the target's hidden states, and tokens that are {self.placement.details['tokens']} "
+                "have none: set tokens to pair"
             )
         if kind not in self._head_files:
             self._head_files[kind] = self._heads.find(kind)

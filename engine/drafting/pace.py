@@ -24,6 +24,9 @@ next F choices in (1 + F)^-0.7 of the cases. The bundled pair misses 62, 45, 38 
 to 4, where the power law has 62, 46, 38 and 32 % (`specscope run --method speculative`, the places
 of corrected tokens in `top_q`). SSD has such a law, too (ICLR 2026)."""
 
+Rate: TypeAlias = float | tuple[float, ...]
+"""An acceptance rate, or those of the places of a draft; the last is that of all later ones."""
+
 Curve: TypeAlias = tuple[tuple[int, float], ...]
 """Measured (number, seconds) pairs, the number rising; times between them are interpolated."""
 

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import lru_cache
 from math import floor
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from specscope.engine.types import Sampling
 
@@ -83,6 +83,7 @@ def line(parent: int, rows: Sized) -> int:
 class Wide:
     """At most `width` nodes per level."""
 
+    total: ClassVar[int] = 0
     width: int
     depth: int
 
@@ -108,7 +109,7 @@ class Wide:
     def best(self, tops: Sequence[Top], above: Sequence[Node]) -> list[Node]:
         """Return the most probable paths; on ties, earlier parents, then lower ids first."""
         paths = sorted(
-            (-node.path * value, parent, token)
+            (-node.path * min(1.0, value), parent, token)
             for parent, node in enumerate(above)
             for token, value in tops[line(parent, tops)][: self.width]
         )[: self.width]
@@ -134,6 +135,7 @@ class Wide:
 class Static:
     """Always the same tree, without the nodes for which q has too few tokens."""
 
+    total: ClassVar[int] = 0
     paths: tuple[Ranks, ...]
 
     @property
@@ -237,6 +239,7 @@ class Branches:
     max(1, floor(width (1 - q))) siblings, and each of them a child.
     """
 
+    total: ClassVar[int] = 0
     width: int
     depth: int
     threshold: float
@@ -284,6 +287,7 @@ TreeShape: TypeAlias = Wide | Static | Dynamic | Branches
   tokens after each node, falling; one row may serve all nodes.
 - `onward`: the indices of a level's nodes that get children, rising.
 - `plans`: the first levels; none if the places of their nodes are not known beforehand.
+- `total`: how many nodes are kept, the best ones; 0 for all.
 - `kept`: the indices of the grown tree's nodes that are kept, rising; `paths` has the `path` of
   each node, parents before children."""
 

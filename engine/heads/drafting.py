@@ -55,7 +55,7 @@ class HeadLayer(NamedTuple):
     """Maps the target's k states, (T, k D), to the vectors that the layer's rows read, (T, D)."""
 
 
-class Node(Protocol):
+class DraftedNode(Protocol):
     """A node of the drafted tree."""
 
     @property
@@ -80,7 +80,7 @@ class Growing(Protocol):
     def depth(self) -> int: ...
 
     @property
-    def nodes(self) -> Sequence[Node]: ...
+    def nodes(self) -> Sequence[DraftedNode]: ...
 
     @property
     def frontier(self) -> Sequence[int]:

@@ -111,7 +111,7 @@ def load_head(path: str, target: LanguageModel, origin: str = "") -> Head:
         target = target.model
     if not isinstance(target, Decoder):
         raise UsageError(
-            "a drafting head reads the target's hidden states, which drawn or recorded tokens do not have; leave tokens at pair"
+            "a drafting head reads the target's hidden states, and drawn or recorded tokens have none: set tokens to pair"
         )
     if not len(target.embedding):
         checkpoint = Checkpoint(Path(origin), shape=shape_of(Path(origin)))

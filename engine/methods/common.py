@@ -15,7 +15,7 @@ from specscope.engine.drafting.suffix import Budget, SuffixDraft, SuffixTree
 from specscope.engine.drafting.tree import Static, TreeShape
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Layout, Separate
-from specscope.engine.methods.registry import Situation, setting
+from specscope.engine.methods.registry import Role, Situation, setting
 from specscope.engine.run.run import Run
 from specscope.engine.trace.events import Forecast
 from specscope.engine.types import CopySource, Draft, DraftToken, check_range
@@ -48,18 +48,19 @@ def chain_drafts() -> Any:
         "sampled",
         "How the drafter picks tokens when the temperature is above 0.",
         choices=("sampled", "greedy"),
+        role="picks",
     )
 
 
-def planned(doc: str, high: int, paper: int | None = None) -> Any:
+def planned(doc: str, high: int, paper: int | None = None, role: Role = "") -> Any:
     """Declare a whole number that is planned where it is 0, else at least 1."""
-    return setting(0, doc, low=1, high=high, auto="planned", paper=paper)
+    return setting(0, doc, low=1, high=high, auto="planned", paper=paper, role=role)
 
 
 def draft_length(unit: str) -> Any:
     """Declare the setting `gamma`, in tokens or levels."""
     doc = f"Draft length: {unit} drafted before each verification; 0 plans it from measured cost, and is "
-    return planned(f"{doc}{GAMMA} where nothing is planned.", 32, GAMMA)
+    return planned(f"{doc}{GAMMA} where nothing is planned.", 32, GAMMA, "length")
 
 
 def chain_schedule(longest: str = "gamma / 2, gamma or 2 gamma") -> Any:
@@ -74,6 +75,7 @@ def chain_schedule(longest: str = "gamma / 2, gamma or 2 gamma") -> Any:
         f"which the drafter is unsure. average: 1, ..., {longest}, the shortest that holds the moving "
         "average of accepted runs.",
         choices=("fixed", "threshold", "average"),
+        role="schedule",
     )
 
 
@@ -84,6 +86,7 @@ def chain_confidence() -> Any:
         f"{UNSURE} if threshold, else never.",
         low=0,
         high=1,
+        role="schedule",
     )
 
 
@@ -93,6 +96,7 @@ def chain_cut() -> Any:
         "End a draft after a token whose probability under the drafter is lower; 0 is never.",
         low=0,
         high=1,
+        role="schedule",
     )
 
 
@@ -102,6 +106,7 @@ def chain_off() -> Any:
         f"Stop drafting for good when the acceptance rate of {WINDOW} verifications is lower; 0 is never.",
         low=0,
         high=1,
+        role="schedule",
     )
 
 
@@ -131,6 +136,7 @@ def tree_heads() -> Any:
         low=1,
         high=MOST_LEVELS,
         auto="the tree's",
+        role="shape",
     )
 
 
@@ -141,6 +147,7 @@ def tree_masks() -> Any:
         low=1,
         high=16,
         auto="the tree's",
+        role="shape",
     )
 
 
@@ -151,7 +158,7 @@ class SuffixSettings:
     depth: int = setting(
         24, "D, depth of the suffix trees: a match and its draft have at most D tokens.", low=2, high=128
     )
-    copy: int = setting(32, "Most tokens drafted before each verification.", low=1, high=63)
+    copy: int = setting(32, "Most tokens drafted before each verification.", low=1, high=63, role="copies")
     factor: float = setting(1.0, "Alpha: tokens of a draft for each token of its match.", low=0, high=16)
     offset: float = setting(0.0, "Beta: tokens of a draft beyond alpha times the match.", low=-16, high=32)
     least: float = setting(

@@ -29,6 +29,7 @@ class Config:
         "Draft length: places of the block that are drafted; 0 plans it from measured cost, and is the head's "
         "block where nothing is planned.",
         64,
+        role="length",
     )
     confidence: float = chain_cut()
     drafts: str = chain_drafts()

@@ -37,10 +37,12 @@ class Config:
     lookahead: int = planned(
         "Tokens drafted for each verification; 0 is the smallest number for which the servers suffice.",
         high=MOST_LOOKAHEAD,
+        role="lookahead",
     )
     sp: int = planned(
         "Speculation parallelism: target servers; 0 uses as many as the lookahead needs, if the cluster has them.",
         high=64,
+        role="devices",
     )
     drafters: int = setting(
         1,

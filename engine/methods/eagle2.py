@@ -44,12 +44,14 @@ class Config:
         f"{PAPER['depth']} where nothing is planned.",
         high=16,
         paper=PAPER["depth"],
+        role="length",
     )
     total: int = planned(
         "Nodes to verify: those with the largest path probability; 0 plans them, and is "
         f"{PAPER['total']} where nothing is planned.",
         high=MOST_NODES,
         paper=PAPER["total"],
+        role="shape",
     )
 
     def __post_init__(self) -> None:

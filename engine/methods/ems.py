@@ -46,9 +46,15 @@ class Config:
         False, "Feed sequences that ended until their batch ends, as the authors' vanilla method does."
     )
     match: int = setting(2, "llma: tokens that must match, at least.", low=1, high=16)
-    copy: int = setting(7, "llma: tokens copied before each verification, at most.", low=1, high=32)
+    copy: int = setting(
+        7, "llma: tokens copied before each verification, at most.", low=1, high=32, role="copies"
+    )
     gamma: int = setting(
-        4, "speculative: tokens drafted before each verification, or levels of each tree.", low=1, high=16
+        4,
+        "speculative: tokens drafted before each verification, or levels of each tree.",
+        low=1,
+        high=16,
+        role="length",
     )
     width: int = setting(
         1,

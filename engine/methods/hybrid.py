@@ -24,7 +24,7 @@ class Config(SuffixSettings):
 
     drafts: ClassVar[str] = "greedy"
     """How the drafter picks tokens, as in other methods' settings."""
-    gamma: int = setting(GAMMA, "Draft length of the drafter.", low=1, high=32)
+    gamma: int = setting(GAMMA, "Draft length of the drafter.", low=1, high=32, role="length")
     weigh: str = setting(
         "tokens",
         "What the drafts are compared by: tokens per round, or tokens per second, where the drafter's time counts.",

@@ -23,7 +23,9 @@ class Config:
     match: int = setting(
         2, "Match length: the fewest of the last tokens that must occur earlier.", low=1, high=16
     )
-    copy: int = setting(7, "Copy length: most tokens copied before each verification.", low=1, high=32)
+    copy: int = setting(
+        7, "Copy length: most tokens copied before each verification.", low=1, high=32, role="copies"
+    )
     reference: str = setting(
         "",
         "A text to copy from besides prompt and output; the models do not read it.",

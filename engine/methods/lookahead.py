@@ -23,7 +23,9 @@ class Config:
     """Settings of lookahead decoding."""
 
     level: int = setting(5, "N: length of the n-grams; the window has N - 1 levels.", low=2, high=8)
-    window: int = setting(7, "W: columns of the window, one for each of the next positions.", low=1, high=64)
+    window: int = setting(
+        7, "W: columns of the window, one for each of the next positions.", low=1, high=64, role="shape"
+    )
     guesses: int = setting(
         7, "G: n-grams kept for each first token, and verified in one forward.", low=1, high=64
     )

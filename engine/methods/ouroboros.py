@@ -26,13 +26,13 @@ class Config:
     """Settings of Ouroboros."""
 
     gamma: int = setting(
-        6, "Fewest tokens of a draft; the drafter's last forward may add more.", low=1, high=32
+        6, "Fewest tokens of a draft; the drafter's last forward may add more.", low=1, high=32, role="length"
     )
     phrases: int = setting(3, "K: phrases appended to a draft, each as a branch.", low=0, high=16)
     level: int = setting(
         5, "Length of the drafter's n-grams; a phrase is an n-gram without its first token.", low=2, high=8
     )
-    window: int = setting(7, "Columns of the drafter's look-ahead window.", low=1, high=64)
+    window: int = setting(7, "Columns of the drafter's look-ahead window.", low=1, high=64, role="shape")
     guesses: int = setting(
         7, "N-grams kept for each first token, and tried in one forward of the drafter.", low=1, high=64
     )

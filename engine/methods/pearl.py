@@ -45,6 +45,7 @@ class Config:
         "Window size: tokens drafted in one go; 0 plans it from measured cost and acceptance, and is "
         "round(c), the paper's best choice, where nothing is planned.",
         high=32,
+        role="length",
     )
     pre_verify: bool = setting(
         True,
@@ -71,6 +72,7 @@ class Config:
         low=2,
         high=16,
         auto="planned",
+        role="devices",
     )
 
 

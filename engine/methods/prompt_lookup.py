@@ -27,7 +27,7 @@ class Config:
         low=1,
         high=16,
     )
-    copy: int = setting(10, "Most tokens copied before each verification.", low=1, high=32)
+    copy: int = setting(10, "Most tokens copied before each verification.", low=1, high=32, role="copies")
     which: str = setting(
         "first", "Which of several equally long matches is copied.", choices=("first", "latest")
     )

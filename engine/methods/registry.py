@@ -9,7 +9,7 @@ import dataclasses
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from specscope.engine.drafting.planner import Best, Plan
 from specscope.engine.errors import UsageError, shown
@@ -48,6 +48,15 @@ Decode = Callable[["Run", Any], Awaitable[None]]
 METHODS: dict[str, Method] = {}
 
 
+Role = Literal["", "length", "lookahead", "copies", "schedule", "picks", "devices", "shape"]
+"""What a setting is to the formulas of speed (`specscope.traces.judge.advice`).
+
+`length`: tokens or levels of a draft; `lookahead`: tokens of a server's draft; `copies`: tokens of
+a copied draft; `schedule`: adapts the length; `picks`: how tokens are chosen; `devices`: how many
+work at once; `shape`: a drafted level is not one forward; empty: no formula has it.
+"""
+
+
 def setting(
     default: Any,
     doc: str,
@@ -58,6 +67,7 @@ def setting(
     auto: str = "",
     lossy: tuple[str, ...] = (),
     paper: Any = None,
+    role: Role = "",
 ) -> Any:
     """Declare one field of a Config; the playground shows it as a control.
 
@@ -70,9 +80,10 @@ def setting(
         auto: Meaning of the value 0, in a word or two; the method's `plan` replaces 0.
         lossy: Choices that change the output distribution; runs with such a choice are marked.
         paper: The value that replaces a planned default where nothing is planned.
+        role: See `Role`.
     """
     metadata = {"doc": doc, "low": low, "high": high, "choices": choices, "auto": auto, "lossy": lossy}
-    return dataclasses.field(default=default, metadata={**metadata, "paper": paper})
+    return dataclasses.field(default=default, metadata={**metadata, "paper": paper, "role": role})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,7 @@ class Setting:
     auto: str
     lossy: tuple[str, ...] = ()
     paper: Any = None
+    role: Role = ""
 
     @property
     def free_text(self) -> bool:
@@ -174,6 +186,12 @@ class Method:
             Setting(name=f.name, type=hints[f.name], default=f.default, **f.metadata)
             for f in dataclasses.fields(self.Config)
         )
+
+    @property
+    def length(self) -> str:
+        """The name of its draft length, that of a drafter before that of copies; may be empty."""
+        names = {s.role: s.name for s in self.settings()}
+        return next((names[role] for role in ("length", "lookahead", "copies") if role in names), "")
 
     def lossless(self, cfg: Any) -> bool:
         return not any(getattr(cfg, s.name) in s.lossy for s in self.settings())

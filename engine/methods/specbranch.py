@@ -36,6 +36,7 @@ class Config:
         low=1,
         high=LONGEST,
         auto="round(c)",
+        role="length",
     )
     threshold: float = setting(
         0.3, "The branch point is where the drafter's largest probability is lower.", low=0, high=1
@@ -46,6 +47,7 @@ class Config:
         "1 is a single chain.",
         low=1,
         high=16,
+        role="shape",
     )
     length: int = setting(
         0,

@@ -56,6 +56,7 @@ class Config:
         "K, draft length: tokens of a draft and of each branch; 0 takes about as many as can be drafted while "
         "the target verifies.",
         high=LONGEST,
+        role="length",
     )
     fanout: str = setting(
         "uniform",

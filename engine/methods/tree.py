@@ -40,6 +40,7 @@ class Config:
         f"{PAPER['depth']} where nothing is planned.",
         high=32,
         paper=PAPER["depth"],
+        role="length",
     )
     drafts: str = tree_drafts()
 

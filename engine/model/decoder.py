@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     input, (T, any width), attention reads the normed residual input."""
 
 
-class Given(NamedTuple):
+class GivenStates(NamedTuple):
     """Rows whose states are given: attention reads them in every layer as they are."""
 
     rows: Tensor
@@ -269,13 +269,13 @@ class Decoder:
         assert rows.vectors is not None, "a head's rows carry states"
         return self.make_inputs(torch.from_numpy(np.maximum(-rows.tokens, 0)), x, rows.vectors)
 
-    def _given(self, rows: Rows) -> Given | None:
+    def _given(self, rows: Rows) -> GivenStates | None:
         """Return the rows of a block drafter that are no part of a block."""
         if not self.shape.block:
             return None
         assert rows.vectors is not None, "a head's rows carry states"
         places = torch.from_numpy(np.flatnonzero(rows.flags & PROVISIONAL == 0)).to(self.device)
-        return Given(places, rows.vectors.index_select(0, places))
+        return GivenStates(places, rows.vectors.index_select(0, places))
 
     def run_static(
         self,
@@ -301,7 +301,7 @@ class Decoder:
         hidden: tuple[int, ...],
         fuzzy: Fuzzy | None = None,
         stopped: Callable[[], bool] = never,
-        given: Given | None = None,
+        given: GivenStates | None = None,
     ) -> dict[int, Tensor]:
         """Run the layers on x, (T, D), in place; return the states of the layers in `hidden`.
 

@@ -33,7 +33,7 @@ MOST_NUMBERS = 1 << 26
 """Most probabilities that a draft keeps: rows with logits x S x N."""
 
 
-class Given(NamedTuple):
+class DraftInputs(NamedTuple):
     """The sequences to draft after."""
 
     slots: Sequence[int]
@@ -81,7 +81,7 @@ class FusedDrafts:
         self,
         cache: Cache,
         plans: tuple[LevelPlan, ...],
-        given: Given,
+        given: DraftInputs,
         sampling: Sampling,
         clock: Clock,
         *,
@@ -126,7 +126,7 @@ class FusedDraft:
         self._hosted_q: list[Tensor] = []
         self._launch: Callable[[], None] | None = None
 
-    def run(self, given: Given, lengths: Sequence[int], clock: Clock) -> Drafted:
+    def run(self, given: DraftInputs, lengths: Sequence[int], clock: Clock) -> Drafted:
         lines, levels = self._fill(given, lengths), self._levels
         if self._launch is None:
             self._launch = captured(self._compute, self._pool) if given.logits.is_cuda else self._compute
@@ -139,7 +139,7 @@ class FusedDraft:
         facts = levels.facts.cpu()[lines]  # the draft's one synchronisation
         return levels.read(facts, [q[lines] for q in self._hosted_q], clock)
 
-    def _fill(self, given: Given, lengths: Sequence[int]) -> list[int]:
+    def _fill(self, given: DraftInputs, lengths: Sequence[int]) -> list[int]:
         lines = [slot - self._kind.slot for slot in given.slots]
         places, us = self._hosted_places, self._hosted_numbers.zero_()
         places[0], places[1] = -1, 0
@@ -172,6 +172,9 @@ class LevelForwards:
         forwarded = kind.forwarded
         self._firsts = [sum(forwarded[:level]) for level in range(len(forwarded))]
         self._total = sum(forwarded)
+        depths = [level for level, rows in enumerate(forwarded) for _ in range(rows)]
+        self._depths = torch.tensor(depths, dtype=torch.int64, device=self.device)
+        """Of the forwarded rows."""
         self._tokens_only = [
             torch.zeros(kind.slots * rows, dtype=torch.int64, device=self.device) for rows in forwarded
         ]
@@ -229,11 +232,14 @@ class LevelForwards:
     def _sees(self, position: Tensor) -> dict[int | None, Tensor]:
         """Return which cached rows the nodes at a position see, (S, K, N) for each window."""
         own = self._columns - self._lengths.clamp(min=0)[:, None]  # numbers of the forwarded rows
-        among = own.clamp(0, self._total - 1)[:, None].expand(-1, self._above.shape[1], -1)
+        among = own.clamp(0, self._total - 1)
         inside = ((own >= 0) & (own < self._total))[:, None]
-        seen = torch.where(inside, self._above.gather(2, among), (own < 0)[:, None])
+        rows = among[:, None].expand(-1, self._above.shape[1], -1)
+        seen = torch.where(inside, self._above.gather(2, rows), (own < 0)[:, None])
+        level = self._depths[among] if self._total else own
+        positions = torch.where(own < 0, self._columns, self._lengths.clamp(min=0)[:, None] + level)
         void = ((self._lengths < 0)[:, None] & (self._columns == 0))[:, None]  # else it would be NaN
-        late = (self._columns - position[:, None])[:, None]  # in a chain a row's number is its position
+        late = (positions - position[:, None])[:, None]
         return {w: (seen if w is None else seen & (late > -w)) | void for w in self._windows}
 
 

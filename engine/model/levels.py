@@ -177,6 +177,10 @@ class DraftLevels:
         self.q = [chosen.q for chosen in drafted] if self.kind.sampling else []
         self.facts = torch.cat([part.double() for part in _facts(drafted, self._levels)], 1)
 
+    def forget(self) -> None:
+        """Drop what `compute` has left."""
+        self.facts, self.q, self.nodes = None, [], []
+
     def read(self, facts: Tensor, qs: Sequence[Tensor], clock: Clock) -> Drafted:
         """Return the draft, from its facts, (B, n), and the q of its drawn levels on the host."""
         parts = facts.split([choice.width for choice in self._levels], 1)

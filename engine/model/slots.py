@@ -106,6 +106,9 @@ class Slots:
         """The number of the sequence in each slot."""
         self.seed = 0
         """The run's seed, for models that draw their tokens (`engine.simulate.oracle`)."""
+        self.kind, self.deeper = "", False
+        """The kind of the present forward's stamp, and whether it is a draft's next level; for the
+        same models."""
         self.padded_length = 0
         """Cached rows per slot that attention reads, padding included; 0 without padding."""
         self._extents = [_EMPTY] * slots

@@ -48,8 +48,7 @@ def with_policy(method: str, layout: Layout, policy: str) -> Layout:
 def _with_lengths(method: str, layout: Layout, policy: str) -> Layout:
     if not layout.limited:
         raise UsageError(
-            f"{method} drafts until its draft has the length that it asks for, so the policy {policy} cannot limit "
-            f"it: choose {FIXED}"
+            f"{method} insists on its own draft length, so the policy {policy} cannot limit it: choose {FIXED}"
         )
     if not isinstance(layout.arrangement, Separate):
         raise UsageError(

@@ -15,7 +15,7 @@ from operator import mul
 from typing import NamedTuple
 
 from specscope.engine.hangs import IDLE, IDLE_LONG, Signs
-from specscope.engine.worker.jobs import Connect, Fan, Job, Join, Link, Load, Measure, Propose, Score
+from specscope.engine.worker.jobs import Connect, Fan, Job, Join, Link, LoadModel, Measure, Propose, Score
 
 FLOOR = 60
 FACTOR = 20
@@ -48,7 +48,7 @@ class Watchdog:
             self._replies, self._checks = owed.replies, 0
             self._signs.awake()
         self._checks += 1
-        patient = owed.patient or any(isinstance(job, Load | Connect | Join | Link) for job in owed.jobs)
+        patient = owed.patient or any(isinstance(job, LoadModel | Connect | Join | Link) for job in owed.jobs)
         return self._signs.check(IDLE_LONG if patient else IDLE, unread=owed.unread) or self._late(owed)
 
     def _late(self, owed: Owed) -> str:

@@ -211,7 +211,7 @@ class _Call:
             self._connection.request(verb, self._address.path + path, content, headers | more)
             response = self._connection.getresponse()
         except (OSError, HTTPException, ValueError) as error:
-            raise self.error(f"does not answer ({_reason(error)})") from None
+            raise self.error(self._late or f"does not answer ({_reason(error)})") from None
         absent = response.status in ABSENT and verb == "GET"
         if response.status != 200 and not absent:
             key = f"; set the key in {KEY}" if response.status in (401, 403) else ""
@@ -221,9 +221,14 @@ class _Call:
 
     def body(self, response: HTTPResponse) -> bytes:
         content = b"\n".join(self.lines(response, most=MOST_BYTES))
-        if self.stopped:
-            raise self.error(f"sent no whole answer within {MOST_ASK_S:g} s")
+        if self._late:
+            raise self.error(self._late)
         return content
+
+    @property
+    def _late(self) -> str:
+        """That the time of the whole answer was up; empty if it was not, or there is none."""
+        return f"sent no whole answer within {MOST_ASK_S:g} s" if self.stopped and self._limit else ""
 
     def lines(self, response: HTTPResponse, most: int = MOST_LINE) -> Iterator[bytes]:
         size = 0
@@ -231,7 +236,7 @@ class _Call:
             try:
                 line = response.readline(most + 1)
             except (OSError, HTTPException, ValueError) as error:
-                raise self.error(f"ended its answer ({_reason(error)})") from None
+                raise self.error(self._late or f"ended its answer ({_reason(error)})") from None
             if not line:
                 return
             size += len(line)

@@ -29,7 +29,7 @@ class ServerKind:
 
     name: str
     shows: str
-    """The facts that it reports, and the flag for further facts."""
+    """The facts that it reports, and the flag for further facts of each answer."""
     rule: str
     """Its rule of acceptance above temperature 0; empty if unknown."""
     request: Callable[[FoundServer, Prompt, Sampling, Limits], tuple[str, Body]]
@@ -37,6 +37,8 @@ class ServerKind:
     reader: Callable[[FoundServer], Reader]
     chances: Callable[[Sampling], Body] = lambda _: {}
     """Returns what a request adds to get p of the tokens; nothing if no flag is needed or known."""
+    flag: str = ""
+    """The flag without which its totals are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class FoundServer:
         """One line on what the server is and shows."""
         version = f" {self.version}" if self.version else ""
         model = f", model {self.model}" if self.model else ""
-        return f"{self.kind.name}{version}{model}. {self.kind.shows}"
+        checked = " Its totals are checked, too." if self.counted else self.kind.flag
+        return f"{self.kind.name}{version}{model}. {self.kind.shows}{checked}"
 
     def counters(self) -> Counters | None:
         return counters(self.address) if self.counted else None
@@ -187,12 +190,12 @@ def _text(value: Any) -> str:
 LLAMA = ServerKind(
     "llama.cpp",
     "Every token comes with the counts of drafted and accepted tokens: rounds, origins and times are exact. "
-    "Rejected tokens, q, and the parts of drafter and target in a step are not reported. "
-    "With --metrics, the totals are checked, too.",
+    "Rejected tokens, q, and the parts of drafter and target in a step are not reported.",
     "match",
     _llama,
     lambda _: LlamaReader(),
     _llama_chances,
+    flag=" With --metrics, the totals are checked, too.",
 )
 VLLM = ServerKind(
     "vLLM",

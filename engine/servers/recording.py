@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from specscope.engine.errors import UsageError
 from specscope.engine.servers.steps import Answered, ServerStep
-from specscope.engine.trace.appended import Memory
+from specscope.engine.trace.appended import KeptLines
 from specscope.engine.trace.events import Event, Header
 from specscope.engine.trace.jsonl import from_json
 from specscope.engine.trace.ranges import NO_TOKEN
 from specscope.engine.trace.recorder import Recorder
-from specscope.engine.trace.texts import Texts
+from specscope.engine.trace.texts import TokenTexts
 from specscope.engine.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ def trace_of(
 class StepRows:
     """Writes steps as spans and rounds; the span before the first token is a `prefill`."""
 
-    def __init__(self, lines: Memory, header: Header, answers: Sequence[Answered], rule: str) -> None:
+    def __init__(self, lines: KeptLines, header: Header, answers: Sequence[Answered], rule: str) -> None:
         begun = [answer.begun for answer in answers]
-        self._recorder = Recorder(lines, header, Texts(None), rule, measured=False)
+        self._recorder = Recorder(lines, header, TokenTexts(None), rule, measured=False)
         self._recorder.start(min(begun))
         self._devices = [device.name for device in header.devices]
         self._size = 0
@@ -98,7 +98,7 @@ class StepRows:
         self._recorder.close(status, error)
 
 
-class Heard(Memory):
+class Heard(KeptLines):
     """Lines of a recording, which a listener hears as rows."""
 
     def __init__(self, listener: Listener | None = None) -> None:

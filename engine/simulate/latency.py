@@ -9,7 +9,7 @@ from specscope.engine.errors import UsageError
 from specscope.engine.heads.work import Work
 from specscope.engine.model.fuzzy import PartTime, layer_groups
 from specscope.engine.model.stage import layer_stages
-from specscope.engine.simulate.roofline import Hardware, Model
+from specscope.engine.simulate.roofline import Hardware, PublishedModel
 from specscope.engine.trace.events import PartKind
 from specscope.engine.types import check_range
 
@@ -22,8 +22,8 @@ class Latency:
     """Times of one pair of models under a profile; all methods are pure functions."""
 
     pair: str
-    target: Model
-    drafter: Model | None
+    target: PublishedModel
+    drafter: PublishedModel | None
     """None in a pair without a drafter, such as EMS-SD's with LLMA."""
     hardware: Hardware
     sample_us: int
@@ -73,7 +73,7 @@ class Latency:
             fitted = replace(fitted, drafter=replace(self.drafter, attention_launches=share))
         return fitted
 
-    def _attention_launches(self, shape: Model, fuzzy_us: float) -> float:
+    def _attention_launches(self, shape: PublishedModel, fuzzy_us: float) -> float:
         groups = [len(g) for g in layer_groups(shape.layers, FITTED_SIZE) if len(g) > 1]
         gathers = sum(self._gather_us(shape, 1, layers - 1) for layers in groups)
         whole = shape.forward_us(self.hardware, 1, 0)
@@ -81,7 +81,7 @@ class Latency:
         streamed = replace(shape, attention_launches=0.0).attention_us(self.hardware, 1, 0)
         return (attention - streamed) / shape.launch_us(self.hardware)
 
-    def _forward_us(self, model: str, shape: Model, rows: int, context: int, batch: int) -> float:
+    def _forward_us(self, model: str, shape: PublishedModel, rows: int, context: int, batch: int) -> float:
         several = rows > batch and model.partition("-")[0] == "target"
         return shape.forward_us(self.hardware, rows, context, batch) + (self.verify_us if several else 0.0)
 
@@ -141,7 +141,7 @@ class Latency:
         shape = self._shape("target", rows, context, batch)
         return max(1, round(shape.head_us(self.hardware, work, rows, context, batch)))
 
-    def _gather_us(self, shape: Model, rows: int, others: int) -> float:
+    def _gather_us(self, shape: PublishedModel, rows: int, others: int) -> float:
         return self.hardware.known("collective_us") + self.hardware.link_us(
             others * rows * shape.dim * shape.element
         )
@@ -173,7 +173,7 @@ class Latency:
         """T(target) / T(drafter), one row each, from the published speeds; 1 without a drafter."""
         return self.drafter.speed / self.target.speed if self.drafter else 1.0
 
-    def _shape(self, model: str, rows: int, context: int, batch: int) -> Model:
+    def _shape(self, model: str, rows: int, context: int, batch: int) -> PublishedModel:
         check_range("rows", rows, 1)
         check_range("context", context, 0)
         check_range("batch", batch, 1, rows)

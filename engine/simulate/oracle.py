@@ -16,12 +16,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from specscope.engine.drafting.pace import MISSES
+from specscope.engine.drafting.pace import MISSES, Rate
 from specscope.engine.errors import UsageError
 from specscope.engine.model.fuzzy import Fuzzy
 from specscope.engine.model.language import LanguageModel, Output, never
 from specscope.engine.model.slots import Rows, Slots
 from specscope.engine.model.stage import StageIO
+from specscope.engine.simulate.draft_places import DraftPlaces
 from specscope.engine.types import check_range, drafter_key
 
 NextToken = Callable[[np.ndarray, int], int]
@@ -33,6 +34,9 @@ Certainty = Callable[[np.ndarray, int], float]
 Choices = Callable[[np.ndarray, int], Sequence[tuple[int, float]]]
 """Maps the same to the tokens that a model finds likeliest after that token, with their shares of
 the rest of the probability."""
+
+Ask = Callable[[np.ndarray, int, str, bool], None]
+"""Is told the same, the forward's kind, and whether it is a draft's next level."""
 
 IMPOSSIBLE = -1e4
 """Logit of all other tokens: their probability is 0 in float32 up to temperature 95."""
@@ -70,6 +74,7 @@ class Scripted:
         choices: Choices | None = None,
         *,
         seeded: bool = False,
+        ask: Ask | None = None,
     ) -> None:
         check_range("vocab_size", vocab_size, 2)
         self.name = name
@@ -80,6 +85,7 @@ class Scripted:
         self._certainty = certainty
         self._choices = choices
         self._seeded = seeded
+        self._ask = ask
 
     def new_cache(self, slots: int, capacity: int) -> Slots:
         return Slots(slots, capacity, self.context)
@@ -103,6 +109,8 @@ class Scripted:
             slot = int(rows.slots[row])
             path = cache.tokens_to(slot, int(indices[row]))
             sequence = cache.sequences[slot] + (cache.seed if self._seeded else 0)
+            if self._ask:
+                self._ask(path, sequence, cache.kind, cache.deeper)
             token = self._next_token(path, sequence)
             if not 0 <= token < self.vocab_size:
                 raise UsageError(
@@ -134,7 +142,7 @@ class Scripted:
 
 
 def bernoulli_models(
-    rates: Sequence[float],
+    rates: Sequence[Rate],
     vocab_size: int,
     prompt_length: int = 0,
     seed: int = 0,
@@ -159,15 +167,22 @@ def bernoulli_models(
     right on average: a position is easy with probability a, and the drafter's token then has
     probability a + (1 - a) doubt; at a hard position it has a (1 - doubt). At a temperature above 0
     drafts are then drawn from these probabilities, and fewer are accepted.
+
+    Several rates of one drafter are those of the places of a draft (`draft_places.py`); the last is
+    that of all later ones.
     """
-    for rate in rates:
+    places = [rate if isinstance(rate, tuple) else (rate,) for rate in rates]
+    for rate in (rate for of_places in places for rate in of_places):
         check_range("acceptance rate", rate, 0, 1)
     check_range("doubt", doubt, 0, 1)
     check_range("misses", misses, 0.01, 10)
     words = np.setdiff1d(np.arange(vocab_size), np.fromiter(avoid, dtype=np.int64))
     check_range("the number of tokens to choose from", len(words), 2)
     text = _Text(words, prompt_length, seed)
-    drafters = [_Drafter(text, rate, i, doubt, misses) for i, rate in enumerate(rates)]
+    drafters = [
+        _Drafter(text, of_places, DraftPlaces(prompt_length), i, doubt, misses)
+        for i, of_places in enumerate(places)
+    ]
     return (
         Scripted("target", text.token, vocab_size, seeded=True),
         *(
@@ -178,6 +193,7 @@ def bernoulli_models(
                 certainty=drafter.certainty if doubt else None,
                 choices=drafter.choices,
                 seeded=True,
+                ask=drafter.ask if len(drafter.rates) > 1 else None,
             )
             for i, drafter in enumerate(drafters)
         ),
@@ -207,10 +223,15 @@ class _Drafter(NamedTuple):
     """Drafter `number` of `bernoulli_models`."""
 
     text: _Text
-    rate: float
+    rates: tuple[float, ...]
+    places: DraftPlaces
     number: int
     doubt: float
     misses: float
+
+    def ask(self, path: np.ndarray, sequence: int, kind: str, deeper: bool) -> None:
+        if self.places.ask(path, sequence, kind, deeper=deeper):
+            self.places.drafted(path, sequence, self.token(path, sequence))
 
     def token(self, path: np.ndarray, sequence: int) -> int:
         agrees = self._agrees(path, sequence)
@@ -228,15 +249,17 @@ class _Drafter(NamedTuple):
         return [(int(self.text.words[i]), missed[n] - missed[n + 1]) for n, i in enumerate(found)]
 
     def certainty(self, path: np.ndarray, sequence: int) -> float:
-        if self._easy(path, sequence):
-            return self.rate + (1 - self.rate) * self.doubt
-        return self.rate * (1 - self.doubt)
+        rate = self._rate(path, sequence)
+        if self._draw("easy", path, sequence) < rate:
+            return rate + (1 - rate) * self.doubt
+        return rate * (1 - self.doubt)
 
-    def _easy(self, path: np.ndarray, sequence: int) -> bool:
-        return self._draw("easy", path, sequence) < self.rate
+    def _rate(self, path: np.ndarray, sequence: int) -> float:
+        last = len(self.rates)
+        return self.rates[min(self.places.of(path, sequence), last) - 1 if last > 1 else 0]
 
     def _agrees(self, path: np.ndarray, sequence: int) -> bool:
-        rate = self.certainty(path, sequence) if self.doubt else self.rate
+        rate = self.certainty(path, sequence) if self.doubt else self._rate(path, sequence)
         return self._draw("agree", path, sequence) < rate
 
     def _place(self, path: np.ndarray, sequence: int) -> int:

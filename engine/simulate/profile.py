@@ -20,7 +20,7 @@ from specscope.engine.model.fields import MOST_EXPERT_LAYERS
 from specscope.engine.simulate.grid import Grid
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.records import MOST_GPUS, check_name, keys, record, records, value
-from specscope.engine.simulate.roofline import SPLITS, WEIGHT_BITS, Hardware, Model
+from specscope.engine.simulate.roofline import COPIES, SPLITS, WEIGHT_BITS, Hardware, PublishedModel
 from specscope.engine.simulate.shapes import with_card, with_shape
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
@@ -28,7 +28,7 @@ _LONGEST = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ProfilePair:
     """A drafter and a target of a profile, or a target alone."""
 
     title: str
@@ -105,9 +105,9 @@ class Profile:
     default: str
     gpus: tuple[str, ...]
     hardware: Hardware
-    models: Mapping[str, Model]
+    models: Mapping[str, PublishedModel]
     """Those that have a speed, by key."""
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, ProfilePair]
     latencies: Mapping[str, Latency]
 
     @classmethod
@@ -161,7 +161,7 @@ def profile_of(stem: str, document: Mapping[str, Any]) -> Profile:
         raise UsageError(f"name is {reprlib.repr(head['name'])}; it must be the file's, {stem!r}")
     hardware = record(Hardware, with_card(value(document["hardware"], dict, "hardware")), "hardware.")
     step = record(_Step, value(document["step"], dict, "step"), "step.")
-    shapes, pairs = records(_Shape, document, "models", with_shape), records(Pair, document, "pairs")
+    shapes, pairs = records(_Shape, document, "models", with_shape), records(ProfilePair, document, "pairs")
     places, gpus = _places(document)
     if head["default"] not in pairs:
         raise UsageError(f"default is {reprlib.repr(head['default'])}; choose one of {', '.join(pairs)}")
@@ -222,8 +222,8 @@ def _device_gpu_names(places: list[_Place]) -> Iterator[str]:
             number += 1
 
 
-def _model(name: str, shape: _Shape) -> Model:
-    for key, choices in (("dtype", tuple(WEIGHT_BITS)), ("split", SPLITS)):
+def _model(name: str, shape: _Shape) -> PublishedModel:
+    for key, choices in (("dtype", tuple(WEIGHT_BITS)), ("split", (*SPLITS, COPIES))):
         if (chosen := getattr(shape, key)) not in choices:
             raise UsageError(
                 f"models.{name}.{key} is {reprlib.repr(chosen)}; choose one of {', '.join(choices)}"
@@ -239,7 +239,7 @@ def _model(name: str, shape: _Shape) -> Model:
             raise UsageError(f"models.{name} has measured times and a speed; leave the speed out")
     speed = 1e6 / grid.one_row if grid else shape.speed or 0.0
     fields: dict[str, Any] = asdict(shape) | {"measured": grid, "speed": speed}
-    return Model(**fields)
+    return PublishedModel(**fields)
 
 
 def _check_experts(where: str, shape: _Shape) -> None:
@@ -258,13 +258,20 @@ def _check_experts(where: str, shape: _Shape) -> None:
 
 
 def _latency(
-    key: str, pair: Pair, models: Mapping[str, Model], hardware: Hardware, step: _Step, gpus: int
+    key: str,
+    pair: ProfilePair,
+    models: Mapping[str, PublishedModel],
+    hardware: Hardware,
+    step: _Step,
+    gpus: int,
 ) -> Latency:
-    def resolve(role: str, name: str, width: int | None, speed: float | None) -> Model:
+    def resolve(role: str, name: str, width: int | None, speed: float | None) -> PublishedModel:
         where = f"pairs.{key}.{role}"
         if name not in models:
             raise UsageError(f"{where} is {reprlib.repr(name)}; choose one of {', '.join(models)}")
         model = models[name]
+        if role == "target" and model.split == COPIES:
+            raise UsageError(f"{where} is {name}, split in copies; only a drafter may be")
         model = replace(model, gpus=width or model.gpus, speed=speed or model.speed)
         if model.gpus > gpus:
             raise UsageError(f"{where} is {name}, on {model.gpus} GPUs; there are {gpus}")
@@ -295,7 +302,9 @@ def _latency(
         raise UsageError(f"pairs.{key}.{error}") from None
 
 
-def _check_places(places: list[_Place], pairs: Mapping[str, Pair], latencies: Mapping[str, Latency]) -> None:
+def _check_places(
+    places: list[_Place], pairs: Mapping[str, ProfilePair], latencies: Mapping[str, Latency]
+) -> None:
     for key, latency in latencies.items():
         for place in places:
             name, model = (

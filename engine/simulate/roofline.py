@@ -1,6 +1,7 @@
 """Times of forwards on published hardware: a roofline anchored at one published speed per model.
 
-Without a published speed the anchor is computed from the card's data sheet (`Model.computed_us`).
+Without a published speed the anchor is computed from the card's data sheet
+(`PublishedModel.computed_us`).
 
 Sources: PEARL (ICLR 2025), Table 10 (one-row speeds, shapes), appendix C.3 (placement), Table 15
 (judge, communicate), appendix G and Table 16 (moving KV rows); EasySpec, Table 1 (speeds under
@@ -44,6 +45,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 
 from specscope.engine.errors import UsageError
 from specscope.engine.heads.work import Work
@@ -53,6 +55,8 @@ WEIGHT_BITS = {"bfloat16": 16, "float16": 16, "float32": 32, "fp8": 8, "int8": 8
 
 SPLITS = ("layers", "tensor")
 """Distribution of a model over GPUs: whole layers on each, or a share of every layer on each."""
+COPIES = "copies"
+"""Of a drafter, too: all of it on each GPU, for a share of the sequences."""
 
 OPERATORS = 40
 """Operators that a Llama layer of transformers runs per token."""
@@ -112,7 +116,7 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PublishedModel:
     """The shape of a decoder, and its published speed."""
 
     title: str
@@ -197,6 +201,9 @@ class Model:
     def forward_us(self, hardware: Hardware, rows: int, context: int, batch: int = 1) -> float:
         if self.measured is not None:
             return self.measured(rows / batch, context / batch, batch)
+        if self.split == COPIES:  # the one with the most sequences
+            most = ceil(batch / self.gpus)
+            rows, context, batch = ceil(rows * most / batch), ceil(context * most / batch), most
         return self.layers * self.launch_us(hardware) + self.roofline_us(hardware, rows, context, batch)
 
     def computed_us(self, hardware: Hardware) -> float:
@@ -289,7 +296,7 @@ class Model:
         return hardware.stream_us(self.kv_bytes * (context + rows)) / self._gpus_per_layer
 
     def _hops_us(self, hardware: Hardware, rows: int) -> float:
-        if self.gpus == 1:
+        if self.gpus == 1 or self.split == COPIES:
             return 0.0
         transfer = hardware.link_us(rows * self.dim * self.element)
         if self.split == "tensor":

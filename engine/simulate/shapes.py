@@ -16,7 +16,7 @@ from specscope.engine.model.families import Mixture
 from specscope.engine.model.shape import ModelShape
 
 if TYPE_CHECKING:
-    from specscope.engine.simulate.roofline import Model
+    from specscope.engine.simulate.roofline import PublishedModel
 
 _FOLDER = Path(__file__).parents[2] / "assets"
 
@@ -73,7 +73,7 @@ def _of_config(path: Path, where: str) -> dict[str, Any]:
     return {"title": plain_name(path.parent.name or path.stem), "source": str(path), **sizes}
 
 
-def model_shape(model: Model) -> ModelShape:
+def model_shape(model: PublishedModel) -> ModelShape:
     """Return a profile's model as a decoder's shape, from which the bytes of its parts follow."""
     layers, mixture = model.layers, None
     if model.experts:

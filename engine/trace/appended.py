@@ -234,7 +234,7 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-class Memory:
+class KeptLines:
     """Lines that are kept in memory, in place of a file."""
 
     def __init__(self) -> None:
@@ -247,7 +247,7 @@ class Memory:
         self.write(b"\n")
         return len(self.content)
 
-    def joined(self, _: str) -> Memory:
+    def joined(self, _: str) -> KeptLines:
         return self
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ order in which they became known, then a `Footer`. `trace.py` holds a trace in m
 reads and writes files.
 
 A row is declared once, here: a class with its fields, closed sets and ranges, and its list in
-`Rows`. Its form in files, its checks, its table in the database and its list follow.
+`TraceRows`. Its form in files, its checks, its table in the database and its list follow.
 """
 
 from __future__ import annotations
@@ -498,7 +498,7 @@ class Routed(Row):
 
 
 @dataclass(kw_only=True)
-class Rows:
+class TraceRows:
     """The rows of a trace by kind, in the order recorded, and the texts of token ids."""
 
     pieces: dict[int, str] = field(default_factory=dict[int, str])
@@ -526,7 +526,7 @@ def types_of(kind: type[Line | Device]) -> Mapping[str, Any]:
 
 
 LISTS: dict[type[Row], str] = {
-    get_args(hint)[0]: name for name, hint in get_type_hints(Rows).items() if get_origin(hint) is list
+    get_args(hint)[0]: name for name, hint in get_type_hints(TraceRows).items() if get_origin(hint) is list
 }
 """The list of each kind of row; `Piece` has none."""
 KINDS: tuple[type[Row], ...] = (Piece, *LISTS)

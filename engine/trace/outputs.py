@@ -20,18 +20,18 @@ from specscope.engine.trace.rounds import (
     ids_of,
     round_of,
 )
-from specscope.engine.trace.work import Work
+from specscope.engine.trace.work import OpenSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from specscope.engine.trace.texts import Texts
+    from specscope.engine.trace.texts import TokenTexts
     from specscope.engine.trace.work import Claims
 
 AHEAD = ("pre-verify", "post-verify")
 """Modes in which a token may be judged that was drafted during the verification."""
 REASONS = ("", "eos", "stop", "length")
-Spans: TypeAlias = "Work | int | Sequence[Work | int] | None"
+Spans: TypeAlias = "OpenSpan | int | Sequence[OpenSpan | int] | None"
 
 
 class Given(NamedTuple):
@@ -48,7 +48,7 @@ class Given(NamedTuple):
     texts: Sequence[str] | None
     mode: str
     draft: Spans
-    verify: Work | int | None
+    verify: OpenSpan | int | None
     reason: str
 
 
@@ -69,7 +69,7 @@ class Outputs:
     """The rows of rounds. `claims` knows the spans."""
 
     def __init__(
-        self, prompts: Sequence[tuple[str, tuple[int, ...]]], texts: Texts, rule: str, claims: Claims
+        self, prompts: Sequence[tuple[str, tuple[int, ...]]], texts: TokenTexts, rule: str, claims: Claims
     ) -> None:
         self.step = 0
         """The number of the last round."""
@@ -138,7 +138,9 @@ class Outputs:
             rows.append(Decision(*where, None, chance, None, "", "discarded", spans[i], -1))
         return rows
 
-    def _place(self, sequence: int, verify: Work | int | None, time: int) -> tuple[Place, Work | None]:
+    def _place(
+        self, sequence: int, verify: OpenSpan | int | None, time: int
+    ) -> tuple[Place, OpenSpan | None]:
         """Return the place of the next round, and its verification if this process recorded it.
 
         Rounds of one verification, of several sequences, share its step.
@@ -146,8 +148,8 @@ class Outputs:
         output = self._outputs[sequence]
         if output.ended:
             raise UsageError(
-                f"sequence {sequence} has a round after its end at token {output.length}; a round with a "
-                "reason, with fewer tokens than it accepts, or with a rejection and no own token is the last one"
+                f"sequence {sequence} has ended at token {output.length}, and no round may follow: its last round had a "
+                "reason, fewer tokens than it accepts, or a rejection and no own token"
             )
         _check_spans(f"sequence {sequence}", "verify", [] if verify is None else [verify])
         if isinstance(verify, int):
@@ -157,7 +159,7 @@ class Outputs:
         return Place(step, int(sequence), output.length, time, work.id if work else -1), work
 
     def _spans(
-        self, at: Place, levels: Sequence[int], draft: Spans, work: Work | None, mode: str
+        self, at: Place, levels: Sequence[int], draft: Spans, work: OpenSpan | None, mode: str
     ) -> list[int]:
         """Return the id of the span that drafted each token; -1 for an unknown one."""
         if draft is None:
@@ -168,7 +170,7 @@ class Outputs:
         several = isinstance(draft, Iterable) and not isinstance(draft, str) and getattr(draft, "ndim", 1)
         given: list[Any] = [*cast("Iterable[Any]", draft)] if several else [draft]
         _check_spans(str(at), "draft", given)
-        ids = [one.id if isinstance(one, Work) else one for one in given]
+        ids = [one.id if isinstance(one, OpenSpan) else one for one in given]
         if len(ids) not in (1, len(levels)):
             raise UsageError(
                 f"{at} has {len(ids)} spans in draft= for {len(levels)} drafted tokens; give one for all, or one for each"
@@ -214,7 +216,7 @@ class Outputs:
 
 def _check_spans(where: str, name: str, spans: Sequence[object]) -> None:
     for span in spans:
-        if not isinstance(span, Work) and not (type(span) is int and -1 <= span <= MOST):
+        if not isinstance(span, OpenSpan) and not (type(span) is int and -1 <= span <= MOST):
             raise UsageError(f"{name}= of {where} has {shown(span)}; give what span() returns, or its id")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from specscope.engine.trace.work import Work
+from specscope.engine.trace.work import OpenSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,12 +17,12 @@ class Pending:
 
     def __init__(self, streams: Mapping[str, Stream]) -> None:
         self.streams = streams
-        self.open = set[Work]()
-        self._waiting: list[tuple[Work, Marks]] = []
+        self.open = set[OpenSpan]()
+        self._waiting: list[tuple[OpenSpan, Marks]] = []
 
-    def ends(self, work: Work) -> bool:
+    def ends(self, work: OpenSpan) -> bool:
         """Take an open span; return False for another one."""
-        if not isinstance(cast("object", work), Work) or work not in self.open:
+        if not isinstance(cast("object", work), OpenSpan) or work not in self.open:
             return False
         self.open.discard(work)
         return True
@@ -36,10 +36,10 @@ class Pending:
         """Compare all streams with the host's clock; return the errors as the header has them."""
         return {name: {"uncertainty_ns": stream.align()} for name, stream in self.streams.items()}
 
-    def add(self, work: Work, marks: Marks) -> None:
+    def add(self, work: OpenSpan, marks: Marks) -> None:
         self._waiting.append((work, marks))
 
-    def passed(self, *, wait: bool) -> Iterator[Work]:
+    def passed(self, *, wait: bool) -> Iterator[OpenSpan]:
         """Yield the spans whose events have passed, or all of them; each then has its times."""
         for item in [*self._waiting]:
             work, marks = item

@@ -25,13 +25,13 @@ from typing import Any, cast
 
 from specscope.engine.environment import processor
 from specscope.engine.errors import UsageError, named_arguments, shown
-from specscope.engine.trace.appended import Lines, Memory
+from specscope.engine.trace.appended import KeptLines, Lines
 from specscope.engine.trace.events import Device, Header
 from specscope.engine.trace.given import LAST, choice, file_path, flag, text, whole
 from specscope.engine.trace.recorder import RECORDED, Recorder, check_readable
 from specscope.engine.trace.stream import Stream
-from specscope.engine.trace.texts import Texts
-from specscope.engine.trace.work import NO_TRACK, Work, devices_of
+from specscope.engine.trace.texts import TokenTexts
+from specscope.engine.trace.work import NO_TRACK, OpenSpan, devices_of
 
 RUNTIME = "own code"
 BOTH = ("drafter+target",)
@@ -42,7 +42,7 @@ PACKAGES = ("torch", "transformers", "vllm", "sglang", "jax")
 
 @named_arguments
 def record(
-    path: str | os.PathLike[str] | Lines | Memory | None,
+    path: str | os.PathLike[str] | Lines | KeptLines | None,
     method: str = "own loop",
     *,
     devices: Mapping[str, str] | Iterable[str] | None = BOTH,
@@ -62,7 +62,7 @@ def record(
     """Open a file to record a run in; an older file of this name is replaced.
 
     Args:
-        path: The file. None records nothing; open `Lines` or a `Memory` are written to as they are.
+        path: The file. None records nothing; `Lines` and `KeptLines` are written to as they are.
         method: The method's name for people.
         devices: Name -> role: `drafter`, `target` or `drafter+target`; or the roles alone, which
             are then the names. By default one device has both.
@@ -88,7 +88,7 @@ def record(
     """
     if path is None or not flag("enabled", enabled):
         return cast("Recorder", Off())
-    file = path if isinstance(path, Lines | Memory) else file_path(path)
+    file = path if isinstance(path, Lines | KeptLines) else file_path(path)
     if flag("join", join) and isinstance(file, Path):
         lines = Lines(file, replace=False)
         try:
@@ -126,7 +126,7 @@ def record(
     if header.sampling.get("temperature") == 0:
         rule = rule or "match"
     lines = Lines(file, replace=True) if isinstance(file, Path) else file
-    return Recorder(lines, header, Texts(decode), rule, streams)
+    return Recorder(lines, header, TokenTexts(decode), rule, streams)
 
 
 def _settings(name: str, settings: Any) -> dict[str, Any]:
@@ -190,9 +190,9 @@ class Off:
     """A recording that is switched off: all calls do nothing."""
 
     def __init__(self) -> None:
-        self._work = Work(lambda *_: None, -1, NO_TRACK, 0, 0, -1, -1)
+        self._work = OpenSpan(lambda *_: None, -1, NO_TRACK, 0, 0, -1, -1)
 
-    def span(self, *_: object, **__: object) -> Work:
+    def span(self, *_: object, **__: object) -> OpenSpan:
         return self._work
 
     add = span

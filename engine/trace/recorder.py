@@ -21,14 +21,14 @@ from specscope.engine.trace.load import MachineLoad, Member
 from specscope.engine.trace.outputs import Given, Outputs, Spans
 from specscope.engine.trace.pending import Pending
 from specscope.engine.trace.rounds import ids_of
-from specscope.engine.trace.work import Claims, Devices, Numbers, Work
+from specscope.engine.trace.work import Claims, Devices, Numbers, OpenSpan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from specscope.engine.trace.appended import Lines, Memory
+    from specscope.engine.trace.appended import KeptLines, Lines
     from specscope.engine.trace.stream import Stream
-    from specscope.engine.trace.texts import Texts
+    from specscope.engine.trace.texts import TokenTexts
 
 RECORDED = "recorded"
 """The method of a recorded run, and the entry of its environment with the start of its clock."""
@@ -47,9 +47,9 @@ class Recorder:
 
     def __init__(
         self,
-        lines: Lines | Memory,
+        lines: Lines | KeptLines,
         header: Header,
-        texts: Texts | None = None,
+        texts: TokenTexts | None = None,
         rule: str = "",
         streams: Mapping[str, Stream] | None = None,
         *,
@@ -153,7 +153,7 @@ class Recorder:
         context: int = -1,
         sequence: int = 0,
         model: str | None = None,
-    ) -> Work:
+    ) -> OpenSpan:
         """Begin a span; use it in `with`, or end it by `end`.
 
         Args:
@@ -171,7 +171,7 @@ class Recorder:
         work.start = perf_counter_ns() - work.track.base
         return work
 
-    def end(self, work: Work, outcome: str = "done") -> None:
+    def end(self, work: OpenSpan, outcome: str = "done") -> None:
         """End a span; its outcome is `done` or `cancelled`."""
         now = perf_counter_ns()
         if self._process is not Process.token:
@@ -189,7 +189,7 @@ class Recorder:
             with self._lock:
                 self._read_events()
 
-    def drop(self, work: Work) -> None:
+    def drop(self, work: OpenSpan) -> None:
         """Forget a span that has begun, such as a search that found nothing; no row is written."""
         if self._pending.ends(work):
             work.id = -1  # a round that names it has no such span
@@ -206,7 +206,7 @@ class Recorder:
         sequence: int = 0,
         model: str | None = None,
         outcome: str = "done",
-    ) -> Work:
+    ) -> OpenSpan:
         """Record a `span` with times of `time.perf_counter_ns`, on its device's machine."""
         begun = whole("the start of a span", start, -1, LAST)
         ended = whole("the end of a span", end, -1, LAST)
@@ -221,7 +221,7 @@ class Recorder:
 
     def _work(
         self, kind: str, device: str | None, model: str | None, sequence: int, rows: int, context: int
-    ) -> Work:
+    ) -> OpenSpan:
         if self._process is not Process.token:
             self._fork()
         if self._devices is None:
@@ -232,12 +232,12 @@ class Recorder:
             sequence = self._sequence(sequence, -1)
         if step or kind != "prefill":
             step += 1
-        work = Work(self.end, self._numbers.next(), track, step, sequence, rows, context)
+        work = OpenSpan(self.end, self._numbers.next(), track, step, sequence, rows, context)
         if track.scores:
             self._claims.began(work)
         return work
 
-    def _ended(self, work: Work) -> None:
+    def _ended(self, work: OpenSpan) -> None:
         assert self._devices is not None, "the span has begun"
         try:
             line = work.line
@@ -303,7 +303,7 @@ class Recorder:
         texts: Sequence[str] | None = None,
         mode: str | None = None,
         draft: Spans = None,
-        verify: Work | int | None = None,
+        verify: OpenSpan | int | None = None,
         time: int | None = None,
         reason: str | None = None,
     ) -> None:

@@ -20,7 +20,7 @@ class _Window:
         self.ids, self.text = ids, text
 
 
-class Texts:
+class TokenTexts:
     """Texts of tokens; all are empty without `decode`, which maps a list of token ids to a text."""
 
     def __init__(self, decode: Callable[[list[int]], str] | None) -> None:

@@ -8,14 +8,14 @@ from importlib import import_module
 from typing import Any
 
 from specscope.engine.errors import UsageError, named_arguments, shown
-from specscope.engine.trace.events import LISTS, Event, Footer, Header, Piece, Row, Rows, Status
+from specscope.engine.trace.events import LISTS, Event, Footer, Header, Piece, Row, Status, TraceRows
 
 _NOTEBOOK = "specscope.app.notebook.run"
 """Imported when a notebook asks for a picture or a data frame; see docs/decisions.md."""
 
 
 @dataclass(repr=False)
-class Trace(Rows):
+class Trace(TraceRows):
     """The header of a run, its rows, and its footer once it has ended."""
 
     header: Header

@@ -21,7 +21,7 @@ from transformers import StoppingCriteriaList
 
 from specscope.engine.errors import UsageError, named_arguments, one_line, shown
 from specscope.engine.files import read_bytes
-from specscope.engine.trace.appended import Lines, Memory
+from specscope.engine.trace.appended import KeptLines, Lines
 from specscope.engine.trace.events import Header
 from specscope.engine.trace.given import file_path
 from specscope.engine.trace.jsonl import MOST_TRACE_BYTES, read_jsonl
@@ -75,7 +75,7 @@ def _watching(
     model: Any, assistant: Any, decode: Callable[..., str] | None, path: Path | None
 ) -> Generator[Trace]:
     trace = Trace(Header("", "", RECORDED, "", {}, (), (), {}, {}, RUNTIME, "", (), "", ""))
-    lines = Memory() if path is None else Lines(path, replace=True)
+    lines = KeptLines() if path is None else Lines(path, replace=True)
     call = Call(model, assistant, decode, lines)
     try:
         with _attached(call):
@@ -95,9 +95,9 @@ def _watching(
         lines.close()
 
 
-def _keep(trace: Trace, lines: Lines | Memory) -> None:
+def _keep(trace: Trace, lines: Lines | KeptLines) -> None:
     """Make the trace that of a recording."""
-    content = lines.content if isinstance(lines, Memory) else read_bytes(lines.path, MOST_TRACE_BYTES)
+    content = lines.content if isinstance(lines, KeptLines) else read_bytes(lines.path, MOST_TRACE_BYTES)
     vars(trace).update(vars(read_jsonl(content.decode().split("\n"))))
 
 

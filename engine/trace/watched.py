@@ -10,12 +10,12 @@ import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from specscope.engine.errors import UsageError
-from specscope.engine.trace.appended import Lines, Memory
+from specscope.engine.trace.appended import KeptLines, Lines
 from specscope.engine.trace.chances import chances, common
 from specscope.engine.trace.events import Status
 from specscope.engine.trace.record import record
 from specscope.engine.trace.recorder import Recorder
-from specscope.engine.trace.work import Work
+from specscope.engine.trace.work import OpenSpan
 
 RUNTIME = "transformers"
 TITLES = {
@@ -55,7 +55,7 @@ class Call:
         model: Any,
         assistant: Any,
         decode: Callable[[list[int]], str] | None,
-        lines: Lines | Memory,
+        lines: Lines | KeptLines,
     ) -> None:
         self.model, self.assistant = model, assistant
         self.drafting = False
@@ -66,7 +66,7 @@ class Call:
         """Whether each sequence has ended."""
         self._prompted: set[str] = set()
         """Sides that have read the prompt."""
-        self._open: Work | None = None
+        self._open: OpenSpan | None = None
         self._forwards: list[int] = []
         """Spans of the forwards since the last round, of the side that is at work."""
         self._drafter: Any = None
@@ -166,7 +166,7 @@ class Call:
         if self.drafting:
             self._prompted.add("drafter")
 
-    def _span(self, kind: str, side: str, rows: int, context: int) -> Work:
+    def _span(self, kind: str, side: str, rows: int, context: int) -> OpenSpan:
         assert self._rec is not None, "the call has begun"
         work = {"rows": rows, "context": context, "sequence": 0 if len(self._ended) == 1 else -1}
         return self._rec.span(kind, _place(self._owner(side)), model=side, **work)

@@ -71,7 +71,7 @@ NO_TRACK = Track("", "", "", 0, drafts=False, scores=False, text="", stream=None
 """Of a recording that is switched off."""
 
 
-class Work:
+class OpenSpan:
     """A span that has begun. As a context manager it ends with its block.
 
     `rows` and `context` may be set until it ends.
@@ -93,7 +93,7 @@ class Work:
 
     def __init__(
         self,
-        finish: Callable[[Work, str], None],
+        finish: Callable[[OpenSpan, str], None],
         number: int,
         track: Track,
         step: int,
@@ -108,7 +108,7 @@ class Work:
         self.marks: Marks | None = None
         self.outcome = "done"
 
-    def __enter__(self) -> Work:
+    def __enter__(self) -> OpenSpan:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -172,7 +172,7 @@ class Devices:
         self._roles = {device.name: device.role for device in devices}
         self._bases, self._streams = bases, streams
         self._tracks: dict[tuple[str, str | None, str | None], Track] = {}
-        self._last: dict[str, Work] = {}
+        self._last: dict[str, OpenSpan] = {}
 
     def track(self, kind: str, device: str | None, model: str | None) -> Track:
         """Return the track of a span; without `device`, the only device with a role for this kind.
@@ -214,7 +214,7 @@ class Devices:
     def _names(self) -> str:
         return ", ".join(self._roles)
 
-    def ended(self, work: Work) -> None:
+    def ended(self, work: OpenSpan) -> None:
         """Check a span's times; UsageError if it overlaps the span before it on its device."""
         kind, device = work.track.kind, work.track.device
         if not 0 <= work.start <= work.end:
@@ -231,7 +231,7 @@ class Devices:
         self._last[device] = work
 
 
-def _latest(spans: Iterable[Work] = ()) -> deque[Work]:
+def _latest(spans: Iterable[OpenSpan] = ()) -> deque[OpenSpan]:
     return deque(spans, MOST_DRAFTS)
 
 
@@ -239,22 +239,22 @@ class Claims:
     """Which spans drafted the tokens of a round, and which one verified them."""
 
     def __init__(self) -> None:
-        self._drafts: defaultdict[int, deque[Work]] = defaultdict(_latest)
+        self._drafts: defaultdict[int, deque[OpenSpan]] = defaultdict(_latest)
         """Ended drafting spans by sequence that no round has claimed."""
-        self._scoring: dict[int, Work] = {}
-        self._claimed: dict[int, Work] = {}
+        self._scoring: dict[int, OpenSpan] = {}
+        self._claimed: dict[int, OpenSpan] = {}
         self._void: dict[int, int] = {}
         """Sequence -> its last token of the target's own: earlier drafts continue another text."""
 
-    def began(self, verification: Work) -> None:
+    def began(self, verification: OpenSpan) -> None:
         self._scoring[verification.sequence] = verification
 
-    def ended(self, work: Work, sequences: int) -> None:
+    def ended(self, work: OpenSpan, sequences: int) -> None:
         if work.outcome == "done":
             for sequence in range(sequences) if work.sequence < 0 else (work.sequence,):
                 self._drafts[sequence].append(work)
 
-    def scoring(self, sequence: int) -> Work | None:
+    def scoring(self, sequence: int) -> OpenSpan | None:
         """Return the last verification that began, unless an earlier round was its."""
         both = (self._scoring.get(sequence), self._scoring.get(-1))
         begun = [work for work in both if work is not None and work.id >= 0]
@@ -293,7 +293,7 @@ class Claims:
             return [ids[level] for level in levels]
         return [ids[i * len(ids) // len(levels)] for i in range(len(levels))]
 
-    def _take(self, sequence: int, kept: Callable[[Work], bool]) -> list[Work]:
+    def _take(self, sequence: int, kept: Callable[[OpenSpan], bool]) -> list[OpenSpan]:
         """Take the spans that are not kept; threads may add spans meanwhile."""
         spans = self._drafts[sequence]
         taken = [spans.popleft() for _ in range(len(spans))]

@@ -29,7 +29,7 @@ from specscope.engine.training.settings import (
 
 if TYPE_CHECKING:
     from specscope.engine.checkpoints.pair import Pair
-    from specscope.engine.training.loop import Progress
+    from specscope.engine.training.loop import TrainingProgress
 
 CARD = "README.md"
 
@@ -325,7 +325,7 @@ def cancel_on_interrupt() -> Generator[threading.Event]:
 
 
 @contextmanager
-def _progress_bar() -> Generator[Callable[[Progress], None]]:
+def _progress_bar() -> Generator[Callable[[TrainingProgress], None]]:
     """Yield the function that shows a step, or the begin of a part; each phase has a bar."""
     bars = dict[str, Any]()
 
@@ -334,7 +334,7 @@ def _progress_bar() -> Generator[Callable[[Progress], None]]:
             bar.close()
         bars.clear()
 
-    def show(progress: Progress) -> None:
+    def show(progress: TrainingProgress) -> None:
         name, steps = progress.phase, progress.steps
         if not steps:
             sys.stderr.write(f"preparing the {name}\n")

@@ -107,7 +107,7 @@ SEPARATOR = "\x1e"
 SUFFIX = ".txt.xz"
 
 
-class Source(NamedTuple):
+class CorpusSource(NamedTuple):
     """One file of the recipe's corpus."""
 
     repeat: int
@@ -117,23 +117,25 @@ class Source(NamedTuple):
 
 
 SOURCES = {
-    "tinystories": Source(6, "slices of TinyStories", "CDLA-Sharing-1.0"),
-    "children": Source(4, "African Storybook and Pratham Books, non-commercial ones removed", "CC BY 4.0"),
-    "books": Source(1, "Project Gutenberg children's classics", "public domain (US)"),
-    "topical": Source(3, "Topical-Chat, valid and test splits", "CDLA-Sharing-1.0"),
-    "persona": Source(4, "Synthetic-Persona-Chat, valid and test splits", "CC BY 4.0"),
-    "taskmaster": Source(1, "Taskmaster-4", "CC BY 4.0"),
-    "sgd": Source(1, "Schema-Guided Dialogue, text only", "CC BY-SA 4.0"),
-    "dolly": Source(6, "first 6,400 pairs of Dolly-15k", "CC BY-SA 3.0"),
-    "openchat": Source(6, "open-datasets chat", "MIT"),
-    "trivia": Source(2, "OpenTriviaQA", "CC BY-SA 4.0"),
-    "math": Source(6, "GSM8K train split, AQuA dev and test splits", "MIT, Apache-2.0"),
-    "mbpp": Source(6, "MBPP ids 601-974", "CC BY 4.0"),
-    "wiki": Source(1, "WikiSplit sample, WikiText-2 valid and test splits", "CC BY-SA"),
-    "pystdlib": Source(1, "CPython 3.11 standard library sources", "PSF"),
+    "tinystories": CorpusSource(6, "slices of TinyStories", "CDLA-Sharing-1.0"),
+    "children": CorpusSource(
+        4, "African Storybook and Pratham Books, non-commercial ones removed", "CC BY 4.0"
+    ),
+    "books": CorpusSource(1, "Project Gutenberg children's classics", "public domain (US)"),
+    "topical": CorpusSource(3, "Topical-Chat, valid and test splits", "CDLA-Sharing-1.0"),
+    "persona": CorpusSource(4, "Synthetic-Persona-Chat, valid and test splits", "CC BY 4.0"),
+    "taskmaster": CorpusSource(1, "Taskmaster-4", "CC BY 4.0"),
+    "sgd": CorpusSource(1, "Schema-Guided Dialogue, text only", "CC BY-SA 4.0"),
+    "dolly": CorpusSource(6, "first 6,400 pairs of Dolly-15k", "CC BY-SA 3.0"),
+    "openchat": CorpusSource(6, "open-datasets chat", "MIT"),
+    "trivia": CorpusSource(2, "OpenTriviaQA", "CC BY-SA 4.0"),
+    "math": CorpusSource(6, "GSM8K train split, AQuA dev and test splits", "MIT, Apache-2.0"),
+    "mbpp": CorpusSource(6, "MBPP ids 601-974", "CC BY 4.0"),
+    "wiki": CorpusSource(1, "WikiSplit sample, WikiText-2 valid and test splits", "CC BY-SA"),
+    "pystdlib": CorpusSource(1, "CPython 3.11 standard library sources", "PSF"),
 }
 """The known sources, by file name; the documents of others are not repeated."""
-UNKNOWN = Source(1, "not a source of the recipe", "unknown")
+UNKNOWN = CorpusSource(1, "not a source of the recipe", "unknown")
 
 _CHUNK = 1 << 20
 _HASH = 1 << 64
@@ -235,7 +237,7 @@ def narrow(ids: np.ndarray) -> np.ndarray:
     return ids.astype(np.int32 if len(ids) and ids.max() >= 1 << 16 else np.uint16)
 
 
-class Stream:
+class TokenStream:
     """The tokens of a corpus as one endless sequence of epochs, each in its own order."""
 
     def __init__(self, corpus: Corpus, seed: int) -> None:
@@ -285,12 +287,12 @@ class Mixed:
         share: Share of the rows from `first`, rounded, from 0 to 1.
     """
 
-    def __init__(self, first: Stream, second: Stream, share: float) -> None:
+    def __init__(self, first: TokenStream, second: TokenStream, share: float) -> None:
         self._streams = first, second
         self._share = share
 
     def batch(self, position: int, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return inputs and next tokens, (rows, length) int64 each; see `Stream.batch`."""
+        """Return inputs and next tokens, (rows, length) int64 each; see `TokenStream.batch`."""
         count = round(self._share * rows)
         parts = [
             stream.batch(position * n // rows, n, length)

@@ -29,7 +29,14 @@ from specscope.engine.errors import ModelError, RunCancelled, UsageError
 from specscope.engine.files import replacing
 from specscope.engine.training.data import Corpus, Encoder
 from specscope.engine.training.settings import Recipe
-from specscope.engine.training.step import Execution, Losses, LossesOf, Phase, learning_rate, make_optimisers
+from specscope.engine.training.step import (
+    Losses,
+    LossesOf,
+    Phase,
+    TrainingDevices,
+    learning_rate,
+    make_optimisers,
+)
 
 CHECKPOINTS = "checkpoints"
 _STATE = "state.json"
@@ -39,7 +46,7 @@ MEASURED = "acceptance.jsonl"
 _MEAN_OF = 50
 
 
-class Progress(NamedTuple):
+class TrainingProgress(NamedTuple):
     """A report to a listener: every step, and (step 0, loss nan) when a part begins."""
 
     phase: str
@@ -50,7 +57,7 @@ class Progress(NamedTuple):
     """In nats per token: cross-entropy of a target, divergence of a drafter."""
 
 
-Listener = Callable[[Progress], None]
+Listener = Callable[[TrainingProgress], None]
 
 
 class Control(TypedDict, total=False):
@@ -96,7 +103,7 @@ class Training:
         resume: bool = False,
     ) -> None:
         self._options, self._folder = options, options.out / CHECKPOINTS
-        self.execution = Execution(options)
+        self.execution = TrainingDevices(options)
         self.device, self.dtype = self.execution.device, self.execution.dtype
         self.is_main = self.execution.is_main
         self.progress = progress if self.is_main else ignore
@@ -105,7 +112,7 @@ class Training:
             self.state = self._open(resume or not self.is_main)
 
     def begin(self, part: str) -> None:
-        self.progress(Progress(part, 0, 0, nan))
+        self.progress(TrainingProgress(part, 0, 0, nan))
 
     def read_corpus(self, sources: Mapping[str, Path], mixture: Mapping[str, int], tokenizer: Any) -> Corpus:
         """Return the tokenized sources; a UsageError if their length has changed."""
@@ -147,7 +154,7 @@ class Training:
             state.step += 1
             row = _log_row(losses, rate)
             self._log(LOG, phase, row)
-            self.progress(Progress(phase.name, state.step, phase.steps, row["loss"]))
+            self.progress(TrainingProgress(phase.name, state.step, phase.steps, row["loss"]))
             stopped = execution.any_process(self.cancel.is_set())
             due = state.step == phase.steps or state.step % options.checkpoint_every == 0
             if stopped or due:

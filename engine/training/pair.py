@@ -59,13 +59,13 @@ def train_pair(options: PairOptions, **control: Unpack[Control]) -> Path:
             training.save()
     tokenizer = AutoTokenizer.from_pretrained(options.out / "target")
     corpus = training.read_corpus(sources, mixture, tokenizer)
-    _run_phases(options, training, data.Stream(corpus, options.seed), len(tokenizer))
+    _run_phases(options, training, data.TokenStream(corpus, options.seed), len(tokenizer))
     if training.is_main:
         write_facts(options.out, _pair_facts(options, training, mixture))
     return options.out
 
 
-def _run_phases(options: PairOptions, training: Training, stream: data.Stream, vocabulary: int) -> None:
+def _run_phases(options: PairOptions, training: Training, stream: data.TokenStream, vocabulary: int) -> None:
     """Run the remaining phases; save each model after its last phase."""
     phases, state = plan(options), training.state
     model: Any = None
@@ -121,13 +121,13 @@ def distil_drafter(options: DistilOptions, **control: Unpack[Control]) -> Path:
             training.save()
         corpus = training.read_corpus(sources, mixture, pair.tokenizer)
         written = _written(options, corpus, training)
-    stream = data.Stream(corpus, options.seed)
+    stream = data.TokenStream(corpus, options.seed)
     model = load_reference(options.pair / "drafter")  # that of `out` becomes the distilled one
     if options.feed_forward:
         prune(model, options.feed_forward, stream.batch(0, _CALIBRATION // 256, 256)[0])
     rows = (options.batch, options.sequence)
     phase = Phase("distil", "drafter", options.steps, *rows, options.learning_rate, 0)
-    mixed = data.Mixed(data.Stream(written, options.seed), stream, options.share)
+    mixed = data.Mixed(data.TokenStream(written, options.seed), stream, options.share)
     model, teacher = model.to(training.device), _teacher(training, out)
     training.fit(phase, model, text_losses(mixed, phase, model, teacher, options.token_loss))
     if training.is_main:

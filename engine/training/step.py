@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 
 from specscope.engine.errors import UsageError
-from specscope.engine.training.data import Mixed, Stream
+from specscope.engine.training.data import Mixed, TokenStream
 from specscope.engine.training.settings import PairOptions, Recipe
 
 MAX_NORM = 1.0
@@ -126,7 +126,7 @@ def losses(
 
 
 def text_losses(
-    stream: Stream | Mixed, phase: Phase, model: nn.Module, teacher: nn.Module | None, token_loss: float
+    stream: TokenStream | Mixed, phase: Phase, model: nn.Module, teacher: nn.Module | None, token_loss: float
 ) -> LossesOf:
     """Return the function that computes the losses of a phase's steps; see `losses`."""
     device = next(model.parameters()).device
@@ -157,7 +157,7 @@ def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
-class Execution:
+class TrainingDevices:
     """The device, the precision and the processes of a training."""
 
     def __init__(self, options: Recipe) -> None:

@@ -29,7 +29,7 @@ from specscope.engine.errors import ModelError, RunCancelled, UsageError
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.slots import Rows
 from specscope.engine.training import data
-from specscope.engine.training.loop import Progress, Training
+from specscope.engine.training.loop import Training, TrainingProgress
 from specscope.engine.training.settings import DistilOptions, HeadOptions
 
 SLOTS = 128
@@ -62,7 +62,7 @@ class Written:
         return self.steps * len(self.unfinished)
 
 
-class Writer:
+class AnswerWriter:
     """Writes answers; each token is a function of the seed, the prompts and the number of slots.
 
     `prompts` is endless; `longest` is the most tokens of a prompt and of an answer; `slots` answers
@@ -258,7 +258,7 @@ def write_text(
     longest = (longest_prompt, options.answer)
     target = load(folder, training.device, training.dtype)
     slots = slots_for(target, longest, options.written)
-    writer = Writer(target, prompts, pair.eos, longest, options.seed, slots, before)
+    writer = AnswerWriter(target, prompts, pair.eos, longest, options.seed, slots, before)
 
     def each_step(written: Written) -> None:
         stopped = training.cancel.is_set()
@@ -268,7 +268,9 @@ def write_text(
             raise RunCancelled(
                 f"stopped after the target wrote {written.tokens} tokens, which are kept: add --resume to go on"
             )
-        training.progress(Progress("written", min(written.tokens, options.written), options.written, nan))
+        training.progress(
+            TrainingProgress("written", min(written.tokens, options.written), options.written, nan)
+        )
 
     written = writer.run(options.written, each_step)
     texts = [*written.finished, *written.unfinished]

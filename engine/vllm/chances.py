@@ -46,7 +46,7 @@ class Asked(NamedTuple):
         return self.temperature or 1.0
 
 
-class Rows:
+class ChanceRows:
     """The rows of logits of a step: for each request its drafts, then its own token.
 
     Args:
@@ -70,7 +70,7 @@ class Rows:
         return [one.heat if one else 1.0 for one in (self.asked[row] for row in rows)]
 
 
-def target(logits: Any, rows: Rows) -> Any:
+def target(logits: Any, rows: ChanceRows) -> Any:
     """Return p of all tokens, [rows, vocabulary], in new memory; None if it would be too much."""
     import torch
 
@@ -104,18 +104,18 @@ def _narrowed(p: Any, top_k: Sequence[int], top_p: Sequence[float]) -> Any:
     return torch.zeros_like(p).scatter_(-1, order, best / best.sum(-1, keepdim=True))
 
 
-def of_drafts(p: Any, rows: Rows, ids: Any) -> Any:
+def of_drafts(p: Any, rows: ChanceRows, ids: Any) -> Any:
     """Return p of the drafted tokens, whose ids are those of all requests in order."""
     return chosen(p[sent(rows.drafted, p, whole=True)], ids)
 
 
-def of_own(p: Any, rows: Rows, ids: Any, counts: Any) -> Any:
+def of_own(p: Any, rows: ChanceRows, ids: Any, counts: Any) -> Any:
     """Return p of each request's own token, the last of its `counts` ids."""
     last = (counts.long() - 1).clamp(min=0)
     return chosen(p[sent(rows.starts, p, whole=True) + last], ids.long().gather(1, last[:, None])[:, 0])
 
 
-def of_drafter(logits: Any, rows: Rows, slots: Any, ids: Any) -> Any:
+def of_drafter(logits: Any, rows: ChanceRows, slots: Any, ids: Any) -> Any:
     """Return q of the drafted tokens from [slot, place, vocabulary] logits without temperature."""
     numbers, places = (sent(which, logits, whole=True) for which in (rows.numbers, rows.places))
     mine = logits[slots[numbers], places].float()

@@ -12,7 +12,7 @@ MOST_LATE_NS = 5_000_000
 """Least distance from the host's clock that is taken for drift and not for a thread's delay."""
 
 
-class Host:
+class HostClock:
     """Of a CPU, whose calls return when their work is done."""
 
     def mark(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from specscope.engine.environment import release
 from specscope.engine.errors import UsageError, one_line
 from specscope.engine.trace.record import environment
-from specscope.engine.vllm.clock import Events, Host
+from specscope.engine.vllm.clock import Events, HostClock
 from specscope.engine.vllm.sender import Sender
 from specscope.engine.vllm.watch import Watch
 
@@ -71,7 +71,7 @@ def _watch(worker: Any) -> Watch | None:
         runner = worker.worker.model_runner
         Watch.check(runner)
         cuda = getattr(runner.device, "type", "cpu") == "cuda"
-        sender = Sender(folder, about(config, "cuda:0" if cuda else "cpu"), Events() if cuda else Host())
+        sender = Sender(folder, about(config, "cuda:0" if cuda else "cpu"), Events() if cuda else HostClock())
         return Watch(runner, sender)
     except Exception as error:  # noqa: BLE001
         log.warning("SpecScope records nothing: %s", one_line(error))

@@ -24,7 +24,7 @@ from specscope.engine.errors import UsageError, one_line
 from specscope.engine.trace.appended import Process
 
 if TYPE_CHECKING:
-    from specscope.engine.vllm.clock import Events, Host
+    from specscope.engine.vllm.clock import Events, HostClock
     from specscope.engine.vllm.step import Step
 
 log = logging.getLogger("vllm.specscope")
@@ -44,7 +44,7 @@ class Sender:
         UsageError: The folder cannot be written.
     """
 
-    def __init__(self, folder: Path, about: dict[str, Any], clock: Host | Events) -> None:
+    def __init__(self, folder: Path, about: dict[str, Any], clock: HostClock | Events) -> None:
         self.clock = clock
         self.failed: Callable[[str], None] = lambda _: None
         """Called by the thread when it can send no more."""

@@ -17,6 +17,7 @@ class Step:
         self.said: dict[str, Any] = {
             "finished": [*scheduled.finished_req_ids],
             "new": [_request(new) for new in scheduled.scheduled_new_reqs if new.sampling_params],
+            "known": dict(zip(cached.req_ids, cached.num_output_tokens, strict=True)),
             "fed": {name: (n, context.get(name, -1)) for name, n in scheduled.num_scheduled_tokens.items()},
             "names": [],
         }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.engine.errors import UsageError, one_line
 from specscope.engine.vllm import chances
-from specscope.engine.vllm.chances import Asked, Rows, fetched
+from specscope.engine.vllm.chances import Asked, ChanceRows, fetched
 from specscope.engine.vllm.step import Step
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ class Watch:
         """Nanoseconds of the worker's thread that the hooks took since the last step."""
         self._asked: dict[str, Asked | None] = {}
         self._p = self._q = None
-        self._rows = Rows([], [])
+        self._rows = ChanceRows([], [])
         self._hooked: list[tuple[Any, str, Any]] = []
         mine = weakref.WeakMethod(self.stop)  # the sender lives as long as the process, the runner may not
         sender.failed = lambda why: (stop := mine()) and stop(why)
         weakref.finalize(self, sender.close).atexit = False
         self._hook(runner, "execute_model", before=self._begin, after=self._forwarded, kind="forward")
-        self._hook(runner, "sample_tokens", after=self._end)
+        self._hook(runner, "sample_tokens", before=self._grammar, after=self._end)
         if hasattr(runner, "_sample"):
             self._hook(runner, "_sample", before=self._before_v1, after=self._after_v1, kind="sample")
             self._hook(runner, "propose_draft_token_ids", kind="draft")
@@ -138,6 +138,12 @@ class Watch:
         if result is not None:  # nothing was scheduled: no tokens will be sampled
             self._end()
 
+    def _grammar(self, grammar: Any) -> None:
+        """Keep how many drafts of each request its grammar allows; the runner is fed all."""
+        if self.step is not None and grammar is not None and grammar.num_acceptable_drafts is not None:
+            names, allowed = grammar.structured_output_request_ids, grammar.num_acceptable_drafts
+            self.step.said["allowed"] = dict(zip(names, allowed, strict=True))
+
     def _end(self, *_: Any, **__: Any) -> None:
         if self.step is not None:
             self.step.done = self.clock.mark()
@@ -160,7 +166,7 @@ class Watch:
 
     def _prepare(self, names: Sequence[str], drafts: Sequence[int]) -> None:
         self._p = self._q = None
-        self._rows = Rows([self._asked.get(name) for name in names], drafts)
+        self._rows = ChanceRows([self._asked.get(name) for name in names], drafts)
 
     def _chances(self, logits: Any, *_: Any, **__: Any) -> None:
         """Compute p, unless these are the logits of a part of the batch."""

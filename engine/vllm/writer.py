@@ -25,7 +25,7 @@ from specscope.engine.errors import one_line
 from specscope.engine.trace.appended import Lines
 from specscope.engine.trace.events import Header
 from specscope.engine.trace.recorder import RECORDED, Recorder
-from specscope.engine.trace.texts import Texts
+from specscope.engine.trace.texts import TokenTexts
 from specscope.engine.trace.work import devices_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 """A client chooses a part of a request's name, which becomes a part of the file's."""
 
 
-class Request:
+class RequestRecording:
     """The open recording of a request."""
 
     def __init__(self, path: Path, told: dict[str, Any], about: dict[str, Any], decode: Any) -> None:
@@ -67,7 +67,7 @@ class Request:
             lossless=about["lossless"],
         )
         lines = Lines(path, replace=True)
-        self.recorder = Recorder(lines, header, Texts(decode), rule, measured=False)
+        self.recorder = Recorder(lines, header, TokenTexts(decode), rule, measured=False)
         self.recorder.prompt(ids=told["prompt"])
 
     def step(self, spans: Sequence[Any], fed: Sequence[int], found: dict[str, Any] | None) -> bool:
@@ -124,7 +124,7 @@ class Writer:
         self, folder: Path, about: dict[str, Any], decode: Callable[[list[int]], str] | None
     ) -> None:
         self._folder, self._about, self._decode = folder, about, decode
-        self._open: dict[str, Request] = {}
+        self._open: dict[str, RequestRecording] = {}
         self._started = f"{datetime.now():%Y%m%d-%H%M%S%f}-{os.getpid()}"
         self._count = 0
         self._table = (folder / f"{self._started}-steps.csv").open("a", buffering=1, encoding="utf-8")
@@ -139,6 +139,8 @@ class Writer:
         for name in said["finished"]:
             if request := self._open.pop(name, None):  # vLLM's worker is not told why
                 request.close("done" if request.told["hidden"] else "cancelled")
+        for name, known in said["known"].items():
+            self._resampled(name, known)
         for told in said["new"]:
             self._begin(told)
         found = _of_requests(said)
@@ -160,15 +162,21 @@ class Writer:
         row = (said["spans"][0][1], *counts, *parts, round(said["cost"] / 1e3))
         self._table.write(",".join(map(str, row)) + "\n")
 
+    def _resampled(self, name: str, known: int) -> None:
+        """End a recording of which vLLM's scheduler knows fewer tokens: it dropped the others.
+
+        It may also expect more than there are, while a step is under way.
+        """
+        request = self._open.get(name)
+        if request is not None and known < request.out:
+            again = f"vLLM dropped sampled tokens and samples them again after {known} of {request.out} recorded ones"
+            self._open.pop(name).close("failed", again)
+
     def _begin(self, told: dict[str, Any]) -> None:
         name, known = told["name"], max(0, told["known"] - len(told["prompt"]))
         old = self._open.get(name)
         if old is not None and old.told["prompt"] == told["prompt"]:
-            if known != old.out:
-                again = (
-                    f"vLLM was preempted and sampled tokens again after {known} of {old.out} recorded ones"
-                )
-                self._open.pop(name).close("failed", again)
+            self._resampled(name, known)
             return
         if old is not None:  # the next input of a session
             self._open.pop(name).close()
@@ -177,7 +185,7 @@ class Writer:
         self._count += 1
         safe = UNSAFE.sub("_", name)[:80]
         path = self._folder / f"{self._started}-{self._count:06d}-{safe}.jsonl"
-        self._open[name] = Request(path, told, self._about, self._decode)
+        self._open[name] = RequestRecording(path, told, self._about, self._decode)
 
     def end(self, status: Status, error: str) -> None:
         """Close all files that are open."""
@@ -190,16 +198,18 @@ def _of_requests(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return name -> ids, draft, p and q of the requests that sampled."""
     found = dict[str, dict[str, Any]]()
     drafts = said.get("drafts", [])
-    partial = {*said.get("partial", ())}
+    partial, allowed = {*said.get("partial", ())}, said.get("allowed", {})
     starts = accumulate(drafts, initial=0)
     for i, (name, start, n) in enumerate(zip(said["names"], starts, drafts, strict=False)):
         end = start + n
         drafted = said.get("drafted", [])[start:end]
+        ids = [] if i in partial else said["ids"][i][: said["counts"][i]]
         size = next((k for k, token in enumerate(drafted) if token < 0), n)  # the rest are placeholders
+        size = max(len(ids) - 1, min(size, allowed.get(name, n)))
         p = _numbers(said.get("p", [])[start : start + size]) if "own" in said else None
         own = _numbers(said["own"][i : i + 1]) if "own" in said else []
         found[name] = {
-            "ids": [] if i in partial else said["ids"][i][: said["counts"][i]],
+            "ids": ids,
             "drafted": drafted[:size],
             "rows": n,
             "p": None if p is None else [*p, *own],

@@ -91,6 +91,10 @@ class _Levels:
         """The rows that the tokens were drawn from, (P, N), if they were."""
         return torch.cat([q[0] for q in self._levels.q]) if self._levels.q else None
 
+    def forget(self) -> None:
+        """Drop what `compute` has left."""
+        self._levels.forget()
+
     def read(self, facts: Tensor, q: Tensor | None, clock: Clock) -> Drafted:
         """Return the draft of `facts` and `q` on the host; the first forward is among its times."""
         counts = [len(plan.counts) for plan in self._levels.kind.plans]
@@ -111,7 +115,7 @@ class ModelDraft:
         source = LevelForwards(model.decoder, (), model.cache, kind)
         device = model.cache.tensor.device
         self.levels = _Levels(source, None, kind, self._first.cells, clock, device)
-        self.moves = model.cache
+        self.moved = (model.cache.tensor[:, kind.slot],)
         self._decoder, self._count = model.decoder, len(kind.plans)
 
     def compute(self, start: DraftStart, us: Tensor) -> None:
@@ -144,7 +148,7 @@ class LayerDraft:
         clock: Makes the events of all forwards.
     """
 
-    moves = None
+    moved = ()
 
     def __init__(
         self, head: Head, model: CachedModel, target: Cache, kind: DraftKind, tail: int, clock: Clock
@@ -156,7 +160,7 @@ class LayerDraft:
         self._masks = 0 if head.keeps else count - 1 + tail
         rows = self._rows + self._masks
         self._first = TreeForward(model, kind.slot, rows, kind.length, head.keeps, self._masks)
-        self._at_once = _RowsAtOnce()
+        self._at_once = _AtOnce()
         source = LevelForwards(model.decoder, head.keeps, model.cache, kind) if head.keeps else self._at_once
         device, cells = model.cache.tensor.device, self._first.cells
         self.levels = _Levels(source, head.columns.tokens, kind, cells, clock, device)
@@ -192,29 +196,25 @@ class StateDraft:
         clock: Makes the events of all forwards.
     """
 
-    reads, moves = 1, None
+    reads, moved = 1, ()
 
     def __init__(self, head: Head, target: Cache, kind: DraftKind, clock: Clock) -> None:
         assert head.from_state is not None, "it has no layer"
         assert target.features is not None, "the run keeps them"
-        self._head, self._count, self._features = head.from_state, len(kind.plans), target.features[kind.slot]
-        self._source = _Paths(head.from_state, self._count) if isinstance(head.from_state, ByPath) else None
-        self._at_once = _RowsAtOnce()
-        source = self._source or self._at_once
+        self._features, count = target.features[kind.slot], len(kind.plans)
+        source = (
+            _AtOnce(head.from_state, count)
+            if isinstance(head.from_state, AllLevels)
+            else _Paths(head.from_state, count)
+        )
+        self._first = source.first
         self.levels = _Levels(source, head.columns.tokens, kind, 0, clock, target.tensor.device)
 
     def compute(self, start: DraftStart, us: Tensor) -> None:
         last, length, _ = start
         self.levels.begin()
         states = self._features.index_select(0, (length - 2)[None])
-        if isinstance(self._head, AllLevels):
-            self._at_once.rows = self._head.logits(states, self._count)[0]
-            first = self._at_once.rows[0]
-        else:
-            assert self._source is not None, "it drafts by paths"
-            self._source.paths = last[None, None]
-            first = self._head.logits(states, last[None])[0]
-        self.levels.compute(length, first, states, us)
+        self.levels.compute(length, self._first(states, last), states, us)
 
     def missing(self, accepted: Tensor) -> Tensor:
         return torch.ones_like(accepted)
@@ -223,14 +223,21 @@ class StateDraft:
 RoundDraft: TypeAlias = ModelDraft | LayerDraft | StateDraft
 
 
-class _RowsAtOnce:
+class _AtOnce:
     """All levels of one forward: each row holds for its whole level."""
 
     cells: Sequence[int] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, head: AllLevels | None = None, levels: int = 0) -> None:
+        self._head, self._levels = head, levels
         self.rows = torch.empty(0)
         """(levels, N)."""
+
+    def first(self, states: Tensor, last: Tensor) -> Tensor:  # noqa: ARG002 - the state is read alone
+        """Compute all levels; return the logits of the first one, (N,)."""
+        assert self._head is not None, "its rows are given otherwise"
+        self.rows = self._head.logits(states, self._levels)[0]
+        return self.rows[0]
 
     def begin(self, lengths: Tensor) -> None: ...
 
@@ -246,6 +253,11 @@ class _Paths:
         self.cells = [0] * (levels - 1)
         self.paths = torch.empty(0)
         """Tokens from the last known one on to each row above, (1, K, i + 1)."""
+
+    def first(self, states: Tensor, last: Tensor) -> Tensor:
+        """Return the logits after the last known token, (N,)."""
+        self.paths = last[None, None]
+        return self._head.logits(states, last[None])[0]
 
     def begin(self, lengths: Tensor) -> None: ...
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specscope.engine.model.levels import Drafted, DraftKind
-from specscope.engine.model.static import PerCache, captured, graph_pool, read_length
+from specscope.engine.model.static import PerCache, captured, read_length
 from specscope.engine.model.tree_forward import CachedModel, TreeForward
 from specscope.engine.sampling.forms import DeviceTree, DraftForm, form_of
 from specscope.engine.sampling.rows import upload
@@ -89,7 +89,8 @@ class RoundKind(NamedTuple):
     @property
     def rows(self) -> int:
         """Rows that a forward may have beside those of the prefix, at most."""
-        return max(sum(plan.nodes for plan in self.plans), len(self.plans) - 1 + self.tail)
+        forwarded = sum(plan.onward_count for plan in self.plans[:-1])
+        return max(self.form.nodes, forwarded, len(self.plans) - 1 + self.tail)
 
 
 class RoundFacts(NamedTuple):
@@ -99,6 +100,8 @@ class RoundFacts(NamedTuple):
     """The drafts, with the times of all forwards; None for plain decoding."""
     nodes: list[int]
     """The numbers of the nodes that are there."""
+    tokens: tuple[int, ...]
+    """Their tokens."""
     verdict: Tensor
     """What `specscope.engine.sampling.verdict.TreeRows` reads, (n,) float64."""
     verified: tuple[int, int]
@@ -156,7 +159,11 @@ class DeviceRound:
     ) -> None:
         device, form = state.device, kind.form
         self._state, self._us, self._pool, self._draft, self._tokens = state, us, pool, draft, tokens
-        self._cache, self._kind, self._form = target.cache, kind, form
+        self._kind, self._form = kind, form
+        self._kv, self._features = target.cache.tensor[:, kind.slot], None
+        if kind.features:
+            assert target.cache.features is not None, "the run keeps them"
+            self._features = target.cache.features[kind.slot]
         self._decoder = target.decoder
         features = kind.features
         self._verify = TreeForward(target, kind.slot, form.nodes + 1, kind.lengths[1], features)
@@ -168,6 +175,8 @@ class DeviceRound:
         self._events: list[Any] = [clock.event() for _ in range(3)]
         self._copied: Any = clock.event()
         self._facts: list[Tensor] = []
+        self._width = 0
+        """Of the facts: those of the draft."""
         self._hosted: list[Tensor] = []
         self._launch: Callable[[], None] | None = None
 
@@ -184,6 +193,10 @@ class DeviceRound:
             start = self._state.clone()  # a graph's first, uncaptured run moves on from it
             self._launch = captured(self._compute, self._pool) if self._pool else self._compute
             self._state.copy_(start)
+            if self._pool:  # only facts are read after a replay; the pool has the rest for other graphs
+                self._verify.states = {}
+                if self._draft is not None:
+                    self._draft.levels.forget()
         self._launch()
         if len(self._hosted) < len(self._facts):
             pinned = self._state.is_cuda
@@ -196,12 +209,14 @@ class DeviceRound:
         """Wait for the round; return its facts."""
         self._copied.synchronize()
         flat, *q = (hosted.clone() for hosted in self._hosted)
-        width = 0 if self._draft is None else len(self._draft.levels.facts)
+        width = self._width
         drafted = self._draft and self._draft.levels.read(flat[:width], q[0] if q else None, clock)
-        exists, verdict = flat[width : width + self._form.nodes], flat[width + self._form.nodes :]
+        count = self._form.nodes
+        exists, tokens, verdict = flat[width:].split([count, count, len(flat) - width - 2 * count])
         start, end, judged = map(clock.hold, self._events)
         nodes = exists.nonzero()[:, 0].tolist()
-        return RoundFacts(drafted, nodes, verdict, (start, end), judged, self._verify.cells)
+        ids = tuple(tokens[nodes].long().tolist())
+        return RoundFacts(drafted, nodes, ids, verdict, (start, end), judged, self._verify.cells)
 
     def _compute(self) -> None:
         length, missing, last = self._state[0], self._state[1], self._state[2:]
@@ -228,7 +243,11 @@ class DeviceRound:
         after = accepted if draft is None else draft.missing(accepted)
         numbers = torch.stack([length + accepted + 1, after])
         self._state.copy_(torch.cat([numbers, text.index_select(0, self._window + accepted + 1)]))
-        self._facts = [torch.cat([*facts, tree.exists.double(), verdict]), *([] if q is None else [q])]
+        self._width = sum(map(len, facts))
+        self._facts = [
+            torch.cat([*facts, tree.exists.double(), tree.tokens.double(), verdict]),
+            *([] if q is None else [q]),
+        ]
         self._events[2].record()
 
     def _at(self, lines: Tensor, positions: Tensor) -> Tensor:
@@ -236,10 +255,9 @@ class DeviceRound:
 
     def _store(self, first: Tensor) -> None:
         """Keep the target's states of the rows that it has forwarded."""
-        features = self._cache.features
-        if self._kind.features and features is not None:
+        if self._features is not None:
             states = torch.cat([self._verify.states[layer] for layer in self._kind.features], 1)
-            features[self._kind.slot].index_copy_(0, first + self._rows, states)
+            self._features.index_copy_(0, first + self._rows, states)
 
     def _spread(self, q: Tensor | None, logits: Tensor) -> Tensor | None:
         """Return q over the target's tokens, (P, V)."""
@@ -255,14 +273,10 @@ class DeviceRound:
             return
         source = first + path  # no node's row is row 0: the last token's, which stays
         target = torch.where(path > 0, first + self._levels + 1, first)
-        held = [self._cache.tensor[:, self._kind.slot]]
-        if self._draft is not None and self._draft.moves is not None:
-            held.append(self._draft.moves.tensor[:, self._kind.slot])
-        for rows in held:
+        for rows in [self._kv, *([] if self._draft is None else self._draft.moved)]:
             rows.index_copy_(2, target, rows.index_select(2, source))
-        if self._kind.features and self._cache.features is not None:
-            states = self._cache.features[self._kind.slot]
-            states.index_copy_(0, target, states.index_select(0, source))
+        if self._features is not None:
+            self._features.index_copy_(0, target, self._features.index_select(0, source))
 
 
 class DeviceRounds:
@@ -272,12 +286,15 @@ class DeviceRounds:
         target: Verifies.
         drafter: Drafts; None for plain decoding.
         lines: The lines of the table of random numbers.
+        pool: The memory of all rounds' graphs, which never run at once.
     """
 
-    def __init__(self, target: Decoder, drafter: Drafter | None, lines: NumberLines) -> None:
+    def __init__(
+        self, target: Decoder, drafter: Drafter | None, lines: NumberLines, pool: GraphPool | None
+    ) -> None:
         self._target, self._drafter, self._lines = target, drafter, lines
         self._rounds = PerCache[tuple[Any, ...], DeviceRound](target)
-        self._pool = graph_pool(target.device)
+        self._pool = pool
         self._states: dict[int, Tensor] = {}
         """Of each number of last tokens that a round reads."""
         self._us = torch.zeros((len(lines), 0), dtype=torch.float64, device=target.device)
@@ -307,7 +324,10 @@ class DeviceRounds:
             clock: Makes the events of the round's times.
         """
         target, own = caches
-        reads = [read_length(bound + kind.rows, cache.tensor.shape[3]) for cache in (own or target, target)]
+        reads = [
+            read_length(bound + kind.rows, cache.tensor.shape[3])
+            for cache in (target if own is None else own, target)
+        ]
         kind = kind._replace(lengths=tuple(reads), sampling=replace(kind.sampling, seed=0))
         if draws is not self._draws or (start and len(start.tokens) < self._known.start):
             begin = len(start.tokens) if start else bound

@@ -21,7 +21,7 @@ from specscope.engine.heads.drafting import Columns, Growing, HeadLayer, LevelLo
 from specscope.engine.heads.work import Work
 from specscope.engine.layout import Packing
 from specscope.engine.model.cache import Cache
-from specscope.engine.model.fused import Given
+from specscope.engine.model.fused import DraftInputs
 from specscope.engine.model.fuzzy import DeviceGroup, Fuzzy, SingleDevice, layer_groups
 from specscope.engine.model.slots import Rows
 from specscope.engine.sampling.draws import TOP, Draws, Key, most_probable_of
@@ -355,7 +355,7 @@ def _draft_fused(
     slots = [forwards.slot(rest.sequence) for rest in rests]
     numbers = [tree.numbers(plans) for tree in growing if sampled]
     states = [forwards.states(job.model, rest.sequence, [len(rest) - 1]) for rest in rests if packed]
-    given = Given(slots, logits, numbers, torch.cat(states) if states else None)
+    given = DraftInputs(slots, logits, numbers, torch.cat(states) if states else None)
     found = fused.draft(cache, plans, given, drafting.sampling, forwards.clock, argmax=job.chain)
     context, work = [cache.length(slot) for slot in slots], packed.layer.guessed if packed else None
     for number, level in enumerate(found.levels):

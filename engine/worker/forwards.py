@@ -80,9 +80,7 @@ class Forwards:
         self._slots, self._free = {}, list(range(run.slots))[::-1]
         for compiler in self._compilers():
             compiler.begin()
-        for name, cache in self.caches.items():
-            if isinstance(cache, Cache) and not self.keeps(name):
-                cache.features = None
+        for cache in self.caches.values():
             cache.seed = run.sampling.seed
             for slot in range(run.slots):
                 cache.reset(slot)
@@ -226,7 +224,7 @@ class Forwards:
             rows = Rows.of(slot, ids, np.asarray(parents, dtype=np.int64) + len(prefix), flags, inputs)
             cached = self.cache(name).length(slot)
             blocks.append(_Block(number, prefix.sequence, slot, rows, cached, len(ids)))
-        return self._forward(name, blocks, stamps, kind, start, fuzzy)
+        return self._forward(name, blocks, stamps, kind, start, fuzzy, deeper=True)
 
     def _forward(
         self,
@@ -238,8 +236,11 @@ class Forwards:
         fuzzy: Fuzzy | None,
         stage_io: StageIO | None = None,
         stopped: Callable[[], bool] = never,
+        *,
+        deeper: bool = False,
     ) -> list[torch.Tensor]:
         cache = self.cache(name)
+        cache.kind, cache.deeper = kind, deeper
         blocks.sort(key=lambda block: block.slot)  # adjacent slots are read as one
         rows, want, context = self._pack(cache, blocks)
         hidden = self.keeps(name)

@@ -53,7 +53,7 @@ from specscope.engine.worker.jobs import (
     Judge,
     JudgeAll,
     Link,
-    Load,
+    LoadModel,
     Measure,
     Prefill,
     Propose,
@@ -142,7 +142,7 @@ class Host:
         if isinstance(job, Prefill | Fan | Import):
             self.rounds.end()  # it would write to the same rows
         match job:
-            case Load():
+            case LoadModel():
                 value = self._load(job)
             case Connect():
                 self.q_buffers = {name: attach(path, shape) for name, path, shape in job.q_buffers}
@@ -190,7 +190,7 @@ class Host:
         begun = isinstance(job, Propose | Score) and self.rounds.begun
         return Reply(value, tuple(stamp.read(time_of) for stamp in stamps), judged, begun)
 
-    def _load(self, job: Load) -> Facts:
+    def _load(self, job: LoadModel) -> Facts:
         models, heads = self.forwards.models, self.forwards.heads
         if job.beside and job.model not in heads:
             self.forwards.target = job.beside
@@ -259,7 +259,7 @@ class Host:
     def _propose(
         self, job: Propose, stamps: list[Stamp], stopped: Callable[[], bool]
     ) -> tuple[tuple[tuple[Grown, ...], ...], Verified | None]:
-        """Draft; also judge a chain's verification if the device has made it at once."""
+        """Draft; also judge the draft's verification if the device has made it at once."""
         drafting = self._drafting(job)
         found = self.rounds.run(job)
         if found is None:
@@ -277,6 +277,8 @@ class Host:
         """Judge a round by the numbers that the device compared (SpecScopeError if it differs)."""
         sampling, size = self.forwards.run.sampling, self.forwards.models[found.asked.target].vocab_size
         prefix, facts, drawn = found.prefix, found.facts, found.asked.drawn and not sampling.greedy
+        if facts.tokens != draft.ids:
+            raise SpecScopeError(f"the device drafted {facts.tokens}, the host {draft.ids}")
         given = (facts.verdict, found.asked.form, facts.nodes, draft, size)
         rows = TreeRows(*given, drawn=drawn, sampled=not sampling.greedy)
         draws = self._draws(prefix.sequence)

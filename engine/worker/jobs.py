@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadModel:
     """Load a model that is not loaded yet. Value: its `Facts`."""
 
     model: str
@@ -295,7 +295,7 @@ class Measure:
 
 
 Job: TypeAlias = (
-    Load
+    LoadModel
     | Connect
     | Join
     | Link
@@ -314,7 +314,7 @@ Job: TypeAlias = (
     | Drop
     | Measure
 )
-Preparation: TypeAlias = Load | Connect | Join | Link | AskCaches
+Preparation: TypeAlias = LoadModel | Connect | Join | Link | AskCaches
 """Jobs between runs."""
 CONTROL = (Begin, Retire, Judge, Drop, Export)
 """Jobs answered at once; they never wait behind a forward."""

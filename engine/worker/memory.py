@@ -17,7 +17,7 @@ from specscope.engine.errors import OutOfMemory
 from specscope.engine.model.cache import Cache
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.worker.forwards import Forwards, next_size
-from specscope.engine.worker.jobs import AskCaches, CacheMemory, Job, Load
+from specscope.engine.worker.jobs import AskCaches, CacheMemory, Job, LoadModel
 
 CONTAINER = Path("/sys/fs/cgroup")
 """Folder with the limit of a container's memory, if it has one."""
@@ -107,7 +107,7 @@ def out_of_memory(error: Exception, name: str, job: Job, forwards: Forwards) -> 
     run, found = forwards.run, taken(forwards, AskCaches(forwards.run, names))
     whole = run.slots * (run.capacity + 1) * found.row
     lacking = (asked - free if asked > free else asked) if asked else whole // 2
-    what = f"loading the {model}" if isinstance(job, Load) else f"a forward of the {model}"
+    what = f"loading the {model}" if isinstance(job, LoadModel) else f"a forward of the {model}"
     amount = f"{megabytes(asked)} more were asked for, " if asked else ""
     text = f"{name.split('/')[0]} has no memory for {what}: {amount}{megabytes(free)} are free"
     traceback.clear_frames(error.__traceback__)  # their intermediate results

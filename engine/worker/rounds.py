@@ -15,6 +15,7 @@ from specscope.engine.heads.drafting import AllLevels
 from specscope.engine.layout import Packing
 from specscope.engine.model.fused import MOST_NUMBERS
 from specscope.engine.model.slots import Rows
+from specscope.engine.model.static import graph_pool
 from specscope.engine.sampling.forms import form_of
 from specscope.engine.sampling.verdict import NumberLines
 from specscope.engine.types import Prefix
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from specscope.engine.heads.drafting import Head
     from specscope.engine.model.cache import Cache
     from specscope.engine.model.decoder import Decoder
+    from specscope.engine.model.static import GraphPool
     from specscope.engine.sampling.draws import Draws
     from specscope.engine.sampling.forms import DraftForm
     from specscope.engine.worker.forwards import Forwards
@@ -69,10 +71,10 @@ class AskedRound(NamedTuple):
             special = job.stop_below or job.fuzzy > 1 or job.group or job.damping
             if not job.then or special or not job.levels[0]:
                 return None
-            plans, kept = job.shape.plans(job.levels[0]), getattr(job.shape, "total", 0)
-            if not plans:
+            if not (plans := job.shape.plans(job.levels[0])):
                 return None
-            return cls(job.then, job.model, sequence, plans, kept, job.sampled, job.chain, job.masked_tail)
+            how = (job.sampled, job.chain, job.masked_tail)
+            return cls(job.then, job.model, sequence, plans, job.shape.total, *how)
         special = job.best or job.greedy or job.stage or job.chunks or job.drafts[0][0]
         if special or len(job.judges) != 1 or job.judges[0].skip or job.judges[0].typical:
             return None
@@ -152,6 +154,7 @@ class Rounds:
         self._forwards, self._draws_of = forwards, draws
         self._devices: dict[tuple[str, str, NumberLines], DeviceRounds] = {}
         self._draws: dict[int, Draws] = {}
+        self._pool: GraphPool | None = None
         self._begun: _Begun | None = None
         self._ended = list[Stamp]()
         """Of rounds that were not asked for."""
@@ -206,13 +209,14 @@ class Rounds:
             return None
         prefix = job.prefixes[0]
         cached = self._cached(asked, prefix)
-        if begun is None and not self._fits(asked, cached, len(prefix)):
+        length = len(prefix)
+        if begun is None and not (self._has_room(asked, length) and self._can_start(asked, cached, length)):
             return None
         running = (
             begun.round if begun else self._launch(asked, len(prefix), self._start(asked, prefix, cached))
         )
         after, self._begun = len(prefix) + len(asked.plans) + 1, None
-        if job.ahead and self._runs_ahead(asked) and self._fits(asked, None, after):
+        if job.ahead and self._runs_ahead(asked) and self._has_room(asked, after):
             self._begun = _Begun(asked, self._launch(asked, after, None), prefix.tokens)
         return Found(asked, prefix, running.read(self._forwards.clock), cached, self._head(asked))
 
@@ -275,18 +279,22 @@ class Rounds:
             return 1
         return length - cached[0] - (0 if self._head(asked) is None else 1 + asked.tail)
 
-    def _fits(self, asked: AskedRound, cached: tuple[int, int] | None, length: int) -> bool:
-        """Return whether a round finds room, and the rows before it if they are `cached` by now."""
-        head, own, target = self._head(asked), self._own(asked), self._forwards.cache(asked.target)
-        nodes, levels = sum(plan.nodes for plan in asked.plans), len(asked.plans)
-        rows = max(nodes, levels + asked.tail)
-        caches = [cache for cache in (own, target) if cache is not None]
-        room = all(length + rows <= c.capacity and length + levels <= c.context for c in caches)
+    def _has_room(self, asked: AskedRound, length: int) -> bool:
+        """Return whether a round after so many tokens finds room for its rows and numbers."""
+        own, target = self._own(asked), self._forwards.cache(asked.target)
+        levels, nodes = len(asked.plans), asked.form.nodes
+        forwarded = sum(plan.onward_count for plan in asked.plans[:-1])
+        drafted = max(forwarded, levels + asked.tail, nodes if self._head(asked) is None else 0)
+        needs = [(target, nodes)] if own is None else [(target, nodes), (own, drafted)]
+        room = all(length + rows <= c.capacity and length + levels <= c.context for c, rows in needs)
         numbers = sum(len(plan.counts) for plan in asked.plans) * self._forwards.run.vocab_size
-        if cached is None or not room or numbers > MOST_NUMBERS:
-            return room and numbers <= MOST_NUMBERS
+        return room and numbers <= MOST_NUMBERS
+
+    def _can_start(self, asked: AskedRound, cached: tuple[int, int], length: int) -> bool:
+        """Return whether the caches have the rows that a round of so many tokens starts from."""
+        head = self._head(asked)
         known = length - cached[1] == 1 and (head is None or length - asked.tail >= 2)
-        most = 2 if head is None else levels + 1
+        most = 2 if head is None else len(asked.plans) + 1
         return known and 1 <= self._missing(asked, cached, length) <= most
 
     def _start(self, asked: AskedRound, prefix: Prefix, cached: tuple[int, int]) -> RoundStart:
@@ -299,8 +307,9 @@ class Rounds:
         if key not in self._devices:
             layer = asked.drafter and (head is None or head.layer is not None)
             decoder = self._decoder(asked.drafter) if layer else None
-            drafter = Drafter(decoder, head) if asked.drafter else None
-            self._devices[key] = DeviceRounds(self._decoder(asked.target), drafter, key[2])
+            drafter, target = Drafter(decoder, head) if asked.drafter else None, self._decoder(asked.target)
+            self._pool = self._pool or graph_pool(target.device)
+            self._devices[key] = DeviceRounds(target, drafter, key[2], self._pool)
         features, columns = forwards.keeps(asked.target), forwards.run.vocab_size
         if head is not None and head.columns.tokens is not None:
             columns = len(head.columns.tokens)

@@ -9,7 +9,7 @@ from html import unescape
 import pytest
 
 from specscope.app.render.advise import html, page
-from specscope.traces.advise.question import UNKNOWN
+from specscope.traces.advise.acceptance import UNKNOWN
 from tests.app.commands import IMPORTED, VIRTUAL, answer, call, printed, refused
 
 CARDS = ("advise", "--gpus", "2xH100")
@@ -126,6 +126,8 @@ def test_names_of_files_are_text(capsys, tmp_path):
         ((*QUICK, "-o", "advice.txt"), "the output advice.txt is no page; name a file that ends in .html"),
         ((*QUICK, "--recorded", "x", "--acceptance", "0.7"), "leave out --acceptance"),
         ((*QUICK, "--target", "/nowhere/config.json"), "there is no such file"),
+        ((*QUICK, "--head-acceptance", "2"), "the head: the acceptance rate is 2; it must be at least 0.01"),
+        ((*QUICK, "--ngram-acceptance", "x"), "the n-grams: the acceptance rate is 'x'; write a rate"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_exit_code_2(capsys, given, words):

@@ -83,6 +83,8 @@ def test_a_target_that_fits_nowhere_is_refused_with_its_sums_and_other_cards(pag
         ({"rates": "often"}, "rates", "the acceptance rate is 'often'; write a rate as in 0.7"),
         ({"rates": "7"}, "rates", "the acceptance rate is 7; it must be at least 0.01 and at most 0.99"),
         ({"recorded": "none"}, "recorded", "run none has no trace"),
+        ({"head": "0.8:0.6"}, "head", "the lowest one comes first"),
+        ({"ngrams": "1"}, "ngrams", "the acceptance rate is 1; it must be at least 0.01 and at most 0.99"),
         ({"batches": "many"}, "batches", "the batch is 'many'; write whole numbers"),
         ({"batches": "65"}, "batches", "the batch is 65; it must be at least 1 and at most 64"),
         ({"engine": "fast"}, "engine", "the engine is 'fast'; choose one of graphs, eager"),

@@ -17,7 +17,7 @@ import specscope
 from specscope import Limits, Load, Sampling, UsageError
 from specscope.engine.cluster.prompts import Plain
 from specscope.engine.errors import SpecScopeError
-from specscope.engine.trace.appended import Memory
+from specscope.engine.trace.appended import KeptLines
 
 PLACE = {"profile": "pearl-3xA100", "tokens": "bernoulli:0.8"}
 
@@ -210,7 +210,7 @@ def public(cluster) -> dict[str, tuple[Callable[[], Any], dict[str, Any]]]:
 
 
 def _recorder() -> Any:
-    return specscope.record(Memory())
+    return specscope.record(KeptLines())
 
 
 def _methods(result: object) -> list[str]:

@@ -27,7 +27,7 @@ from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.rates import rates_of
-from specscope.traces.judge.advice import LENGTHS, Kind, kind_of, predicted
+from specscope.traces.judge.advice import Kind, kind_of, predicted
 from tests.bench import script
 
 NEW_TOKENS = 64
@@ -86,8 +86,8 @@ def table_of(cluster: Cluster, method: str, longest: int) -> dict[str, Any]:
     fixed = TREES if "width" in {s.name for s in entry.settings()} else {}
     plain, runs = decode(cluster, BASELINE, {}), decode(cluster, method, fixed)
     config = runs[0].header.config
-    name = next(n for n in LENGTHS if n in config)
-    kind = kind_of(entry.layout(entry.configure(config)), config)
+    name, roles = entry.length, {s.role for s in entry.settings()}
+    kind = kind_of(entry.layout(entry.configure(config)), roles)
     assert kind is not None
     low = int(next(s.low for s in entry.settings() if s.name == name) or 1)
     rows, probe = list[dict[str, Any]](), probe_of(cluster, method)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +39,8 @@ class Seen(NamedTuple):
     together: list[dict[str, Any]]
     hot: list[dict[str, Any]]
     others: list[dict[str, Any]]
+    refused: dict[str, Any]
+    """Of a grammar that refuses drafts."""
     folder: Path
     packages: tuple[list[str], list[str]]
     log: str
@@ -89,7 +94,7 @@ def told(python: Path, *words: str) -> str:
 
 
 def seen(python: Path, folder: Path, record: str, installed: Any) -> Seen:
-    """Ask one by one, eight at once, and hot; ask for a stop string and two answers; abort."""
+    """Ask one by one, eight at once, hot, with a stop string, two answers, a grammar; abort."""
     for name in HOSTILE:
         (folder / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
     drafts = json.dumps({"draft_sample_method": "probabilistic"})
@@ -100,10 +105,12 @@ def seen(python: Path, folder: Path, record: str, installed: Any) -> Seen:
             together = [*pool.map(lambda prompt: ask(address, prompt), PROMPTS)]
             hot = [*pool.map(lambda prompt: ask(address, prompt, temperature=0.8, seed=7), PROMPTS)]
         others = [ask(address, PROMPTS[0], stop=[","]), ask(address, PROMPTS[1], n=2, temperature=0.8)]
+        refused = ask(address, PROMPTS[0], structured_outputs={"regex": "[a-m0-9]{30,40}"})
         abort(address)
         others.append(ask(address, PROMPTS[2], max_tokens=1))
         time.sleep(3)
-    return Seen(greedy, together, hot, others, Path(record), installed, (folder / "server.log").read_text())
+    log = (folder / "server.log").read_text()
+    return Seen(greedy, together, hot, others, refused, Path(record), installed, log)
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +134,8 @@ def test_only_the_package_is_added(watched):
 
 def test_the_recordings_are_what_the_api_says(watched):
     traces = watched.traces()
-    assert len(traces) == 3 * len(PROMPTS) + 5
-    for answer in (*watched.greedy, *watched.together, *watched.hot):
+    assert len(traces) == 3 * len(PROMPTS) + 6
+    for answer in (*watched.greedy, *watched.together, *watched.hot, watched.refused):
         trace, counts = recorded(traces, answer), answer["metrics"]["speculative_decoding"]
         assert [r.accepted for r in trace.rounds if r.drafted] == counts["per_step_accepted"]
         assert [r.drafted for r in trace.rounds if r.drafted] == counts["per_step_drafted"]
@@ -157,6 +164,56 @@ def test_the_audit_finds_the_fault_of_vllm_on_cpus(watched):
     assert "does not follow min(1, p/q)" in found.sentence
 
 
+def test_asynchronous_scheduling(python, tmp_path):
+    """Refused drafts, preemptions, outputs that are dropped; vLLM's own switch is changed."""
+    mine, folder = python[0], tmp_path / "rec"
+    site = Path(told(mine, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    shutil.copy(HERE / "async_on_cpu.py", site)
+    (site / "async_on_cpu.pth").write_text("import async_on_cpu\n")
+    words = ["--async-scheduling", "--max-num-seqs", "8", "--block-size", "32", "--max-model-len", "256"]
+    more = {"SPECSCOPE_ASYNC": "1", "SPECSCOPE_RECORD": str(folder), "VLLM_SERVER_DEV_MODE": "1"}
+    few = ("--num-gpu-blocks-override", "12")
+    with served(VLLM, tmp_path, *words, *few, python=mine, **more) as address, ThreadPoolExecutor(8) as pool:
+        answers = [ask(address, PROMPTS[0], structured_outputs={"regex": "[a-m0-9]{30,40}"})]
+        answers += pool.map(lambda prompt: ask(address, prompt, max_tokens=80, ignore_eos=True), PROMPTS)
+        begun = [pool.submit(ask, address, prompt, max_tokens=200, ignore_eos=True) for prompt in PROMPTS[:3]]
+        for _ in range(5):
+            time.sleep(0.3)
+            reset = f"{address}/reset_prefix_cache?reset_running_requests=true"
+            urllib.request.urlopen(urllib.request.Request(reset, method="POST"), timeout=60)
+        answers += [one.result() for one in begun]
+        time.sleep(3)
+    found = [trace for path in sorted(folder.glob("*.jsonl")) for trace in read_traces(path).traces]
+    done = [trace for trace in found if trace.status == "done"]
+    for answer in answers[: 1 + len(PROMPTS)]:
+        counts = answer["metrics"]["speculative_decoding"]
+        assert sum(r.drafted for r in recorded(done, answer).rounds) == counts["num_draft_tokens"]
+    assert 0 in answers[0]["metrics"]["speculative_decoding"]["per_step_drafted"], "no draft was refused"
+    assert any(sum(span.kind == "prefill" for span in trace.spans) > 1 for trace in done)
+    dropped = [trace for trace in found if trace.status == "failed"]
+    assert dropped
+    assert all("vLLM dropped sampled tokens" in trace.footer.error for trace in dropped)
+    texts = [answer["choices"][0]["token_ids"] for answer in answers]
+    assert all(trace.token_ids() in texts for trace in done)
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"top_k": 5}, "max(): Expected reduction dim"),
+        ({"top_k": 5, "top_p": 0.9}, "is out of bounds for dimension 1"),
+    ],
+)
+def test_top_k_ends_vllm_on_cpus(python, tmp_path, more, error):
+    """Without the plug-in (docs/vllm.md): how many tokens it keeps is whatever was in memory."""
+    with served(VLLM, tmp_path, "--max-num-seqs", "8", python=python[0]) as address:
+        ask(address, PROMPTS[0], temperature=0.8, top_p=0.9)
+        with suppress(urllib.error.URLError, ConnectionError):
+            for seed in range(20):
+                ask(address, PROMPTS[0], temperature=0.8, seed=seed, **more)
+    assert error in (tmp_path / "server.log").read_text()
+
+
 def test_the_cost_is_small_and_told(watched):
     """CPU time of the hooks against the time of the steps, at batch 1 and 8."""
     assert "SpecScope: 100 steps; " in watched.log
@@ -173,7 +230,9 @@ def test_the_cost_is_small_and_told(watched):
 def test_texts_are_those_of_the_unwatched_server(watched, python, tmp_path):
     alone = seen(python[0], tmp_path, "", python[1])
     for mine, theirs in zip(
-        (*watched.greedy, watched.others[0]), (*alone.greedy, alone.others[0]), strict=True
+        (*watched.greedy, watched.others[0], watched.refused),
+        (*alone.greedy, alone.others[0], alone.refused),
+        strict=True,
     ):
         assert mine["choices"][0] == theirs["choices"][0]
     assert "SpecScope" not in alone.log

@@ -19,7 +19,7 @@ from specscope.engine.hangs import IDLE, IDLE_LONG, STOPPED
 from specscope.engine.runtimes.watchdog import FACTOR, FLOOR, Owed, Watchdog, rows_of
 from specscope.engine.trace.events import Footer
 from specscope.engine.types import Limits, Prefix
-from specscope.engine.worker.jobs import Load
+from specscope.engine.worker.jobs import LoadModel
 from tests.engine.runtimes.processes import gone
 from tests.engine.worker.harness import chains
 from tests.reliability.odd import behave, crash, fail, odd_cluster, pid_of, prompt, sleep, spin
@@ -164,7 +164,7 @@ def test_a_process_that_sleeps_is_given_up_when_it_owes_a_reply(asleep):
 
 
 def test_a_process_that_loads_or_waits_for_a_gpu_may_sleep_for_longer(asleep):
-    loading = OWED._replace(jobs=(Load("target", DRAFT.__class__),))
+    loading = OWED._replace(jobs=(LoadModel("target", DRAFT.__class__),))
     for owed in (loading, OWED._replace(patient=True)):
         assert checks(asleep, owed)[0] == IDLE_LONG + 1
 

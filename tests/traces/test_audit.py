@@ -11,7 +11,7 @@ import pytest
 
 import specscope
 from specscope.app.pairs import able
-from specscope.engine.trace.appended import Memory
+from specscope.engine.trace.appended import KeptLines
 from specscope.engine.trace.events import Decision
 from specscope.engine.trace.jsonl import from_json
 from specscope.engine.trace.trace import Trace
@@ -162,7 +162,7 @@ def test_a_loop_that_cuts_its_output_hides_rejections_and_is_not_told():
     """Short outputs of a sound loop, each cut by its length: a cut test shows acceptances only."""
 
     def recorded(seed: int) -> Trace:
-        dice, memory, left = random.Random(seed), Memory(), 10
+        dice, memory, left = random.Random(seed), KeptLines(), 10
         with specscope.record(memory, rule="ratio", sampling={"temperature": 0.8}) as rec:
             while left:
                 accepted = next(i for i in range(5) if i == 4 or dice.random() > 0.8)

@@ -7,15 +7,18 @@ from math import floor
 import numpy as np
 import pytest
 
+from specscope.engine.drafting.pace import Rate
 from specscope.engine.errors import UsageError
 from specscope.engine.simulate.profile import Profile, profiles
 from specscope.traces.facts.closed_forms import (
     best_gamma,
     dsi_blocks_speedup,
     dsi_speedup,
+    even,
     layer_parallel_speedup,
     pearl_speedup,
     pearl_tokens,
+    rate_at,
     specbranch_speedup,
     speculative_speedup,
     speculative_tokens,
@@ -26,28 +29,61 @@ from specscope.traces.facts.closed_forms import (
 ROUNDS = 20_000
 
 
-def played_speculative(rate: float, gamma: int) -> float:
-    accepted = np.random.default_rng(7).random((ROUNDS, gamma)) < rate
+BY_PLACE = (0.9, 0.5, 0.8)
+"""Rates of places; those after the third have its rate."""
+
+
+def rates(rate: Rate, first: int, count: int) -> list[float]:
+    """Return the rates of places `first` and later, from 0 on."""
+    places = rate if isinstance(rate, tuple) else (rate,)
+    return [places[min(place, len(places) - 1)] for place in range(first, first + count)]
+
+
+def played_speculative(rate: Rate, gamma: int) -> float:
+    accepted = np.random.default_rng(7).random((ROUNDS, gamma)) < rates(rate, 0, gamma)
     return float(accepted.cumprod(axis=1).sum(axis=1).mean()) + 1
 
 
-def played_pearl(rate: float, gamma: int) -> float:
+def played_pearl(rate: Rate, gamma: int) -> float:
     """Algorithm 2 on coin tosses: a round checks the pending tokens and the next chunk's first."""
     draw = np.random.default_rng(8)
-    pending = committed = 0
+    pending = committed = place = 0
     for _ in range(ROUNDS):
-        accepted = (draw.random(pending + 1) < rate).tolist()
+        accepted = (draw.random(pending + 1) < rates(rate, place, pending + 1)).tolist()
         n = accepted.index(False) if False in accepted else len(accepted)
         committed += n if n == len(accepted) else n + 1
+        place = place + n if n == len(accepted) else 0
         pending = gamma - 1 if n == len(accepted) else 0
     return committed / ROUNDS
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 5, 9])
-@pytest.mark.parametrize("rate", [0.0, 0.3, 0.8, 0.97, 1.0])
-def test_tokens_per_round_against_rounds_played_out(rate: float, gamma: int):
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.8, 0.97, 1.0, BY_PLACE])
+def test_tokens_per_round_against_rounds_played_out(rate: Rate, gamma: int):
     assert speculative_tokens(rate, gamma) == pytest.approx(played_speculative(rate, gamma), rel=0.02)
     assert pearl_tokens(rate, gamma) == pytest.approx(played_pearl(rate, gamma), rel=0.02)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9, 1.0])
+def test_places_of_one_rate_are_that_rate(rate: float, count: int):
+    places = (rate,) * count
+    for form, more in (
+        (speculative_speedup, (4, 3.5)),
+        (pearl_speedup, (4, 3.5)),
+        (dsi_blocks_speedup, (3, 3.5)),
+        (layer_parallel_speedup, (4, 0.3, 0.1)),
+        (ssd_speedup, (4, 3.5)),
+        (specbranch_speedup, (4, 3.5, 4, 8, 0.5, 0.5)),
+    ):
+        assert form(places, *more) == pytest.approx(form(rate, *more), rel=1e-6)
+
+
+def test_one_rate_for_rates_of_places_accepts_as_many_tokens_in_a_row():
+    accepted = 0.9 + 0.45 + 0.45 * 0.8 / (1 - 0.8)
+    assert even(BY_PLACE) / (1 - even(BY_PLACE)) == pytest.approx(accepted)
+    assert even(0.7) == 0.7
+    assert [rate_at(BY_PLACE, place) for place in (1, 2, 3, 4, 99)] == [0.9, 0.5, 0.8, 0.8, 0.8]
 
 
 CLIFF = ssd_hit_rate(0.5, 7, 3, 1)

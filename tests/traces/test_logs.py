@@ -174,6 +174,24 @@ def test_a_line_of_vllm_without_a_length_tells_no_tokens():
     assert (trace.windows[0].drafted, trace.windows[0].tokens) == (752, None)
 
 
+def test_tokens_of_vllm_are_those_of_an_interval_also_after_a_pause():
+    """As vLLM 0.32 printed it; a line about the engine ends each activity."""
+    engine = "INFO 11-27 20:{} [loggers.py:335] Engine 000: Avg prompt throughput: 2.0 tokens/s, Avg generation throughput: {} tokens/s, Running: 0 reqs\n"
+    drafts = "INFO 11-27 20:{} [metrics.py:120] SpecDecoding metrics: Mean acceptance length: {}, Accepted throughput: 1.00 tokens/s, Drafted throughput: {} tokens/s, Accepted: {} tokens, Drafted: {} tokens\n"
+    first = engine.format("21:01", 11.7) + drafts.format("21:01", 2.79, 7.74, 75, 168)
+    next_one = engine.format("21:11", 12.8) + drafts.format("21:11", 4.68, 11.2, 103, 112)
+    late = engine.format("22:21", 47.7) + drafts.format("22:21", 2.94, 9.54, 324, 668)
+    idle = engine.format("21:21", 0.0)
+    for text, tokens, seconds in (
+        (first + next_one + idle + late, [117, 128, 477], [10, 10, 10]),
+        (first + idle + late, [None, None], [21.7, 70]),
+        (next_one + idle + late, [128, 477], [10, 10]),
+    ):
+        (trace,) = read_traces(written(text)).traces
+        assert [row.tokens for row in trace.windows] == tokens
+        assert [(row.end - row.start) / 1e9 for row in trace.windows] == pytest.approx(seconds, abs=0.05)
+
+
 VLLM_LINES = {
     "of version 0.8": ("Draft acceptance rate: 57.1%, Accepted: 40 tokens, Drafted: 70 tokens", None, ()),
     "of version 0.10": ("Draft acceptance rate: 50.0%, Mean acceptance length: 2.50, Accepted: 60 tokens, Drafted: 120 tokens, Per-position acceptance rate: 0.750, 0.500, 0.250", 40, (30, 20, 10)),
@@ -248,6 +266,16 @@ def test_statistics_of_llama_in_all_forms():
     many = totals.format("draft: #calls(b,g,a) = 9 900 800", 800, 2000, 1000, rates)
     later = totals.format("draft: #calls(b,g,a) = 10 940 840", 840, 2100, 1050, rates)
     assert told(line, many, line, later)[1] == ("", 40, 100, ()), "of 800 drafts, rounded: not those of 40"
+
+
+@pytest.mark.parametrize("rates", ["2.000, 0.500", "0.750, 0.000"])
+def test_places_that_do_not_fit_the_counts_are_unknown(rates):
+    text = (
+        f"draft acceptance = 0.5 ( 50 accepted / 100 generated), mean len = 2.25, acc per pos = ({rates})\n"
+    )
+    (trace,) = read_traces(written(text)).traces
+    (row,) = trace.windows
+    assert (row.drafts, row.drafted, row.accepted, row.places) == (40, 100, 50, ())
 
 
 def test_totals_of_llama_that_are_not_of_the_request_are_left_out():

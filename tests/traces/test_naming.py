@@ -47,6 +47,7 @@ TEXTS: dict[str, tuple[bytes, str]] = {
     "a page": (b"<!DOCTYPE html>\n<html>", "a page"),
     "a table": (b"step,sequence,position\n1,0,2\n", "a table .CSV. of specscope export; give the run as JSONL"),
     "a program": (b"#!/usr/bin/env python\n\nimport os\n", "a Python program"),
+    "a program with commas": (b'"""Small, short, other."""\nimport json, os, sys\n', "a Python program"),
     "a profile": (b"# my device\n\nname = 'x'\n[[devices]]\n", "settings .TOML.; a latency profile is given as --profile"),
     "a model": (b"GGUF\x03\0\0\0", "a model .GGUF."),
     "weights": (b"\x40\0\0\0\0\0\0\0{}", "a model's weights"),

@@ -126,6 +126,8 @@ def test_windows_of_a_vllm_log_tell_when_nothing_was_accepted():
 def test_a_log_in_which_drafts_bring_nothing_says_so():
     (trace,) = read_traces(PRINTED / "07-sglang.log").traces
     assert health(trace) == "Of 120 drafts, 1 token in all were accepted: they bring nothing."
+    (none,) = read_traces(written((PRINTED / "07-sglang.log").read_text().replace("1.03", "1.00"))).traces
+    assert health(none) == "In all windows, 0 tokens of 120 drafts were accepted."
 
 
 def test_lines_of_several_servers_are_runs_of_their_own():

@@ -111,6 +111,7 @@ def test_several_drafters_are_told_apart_by_their_devices(tmp_path):
         rec.start(0)
         rec.add("draft", 0, MS, "copies", rows=0)
         rec.round([1, 2], 2, [1, 2, 3], time=2 * MS)
+        rec.add("prefill", MS, 2 * MS, "small", rows=3)
         rec.add("draft", 2 * MS, 8 * MS, "small", rows=1)
         rec.round([4, 5, 6], 1, [4, 9], time=9 * MS)
     trace = read_file(tmp_path / "run.jsonl")

@@ -174,16 +174,17 @@ def test_the_modes_of_pearl_are_counted_as_in_a_long_chain_of_its_steps():
 
 def test_the_order_of_work_follows_from_layout_and_settings():
     turns = Separate(turns=True)
-    for layout, config, kind in (
-        (Layout(turns), {"gamma": 3}, "turns"),
-        (Layout(Separate(drafters=0)), {"copy": 3}, "turns"),
-        (Layout(lockstep=True), {"gamma": 3}, "overlap"),
-        (Layout(lockstep=True), {"gamma": 3, "branches": 4}, None),
-        (Layout(), {"gamma": 3}, None),
-        (Layout(Separate(2, 1)), {"lookahead": 3}, "servers"),
-        (Layout(turns, batch=4), {"gamma": 3}, None),
+    for layout, roles, kind in (
+        (Layout(turns), {"length"}, "turns"),
+        (Layout(Separate(drafters=0)), {"length", "picks"}, "turns"),
+        (Layout(lockstep=True), {"length"}, "overlap"),
+        (Layout(lockstep=True), {"length", "shape"}, None),
+        (Layout(turns), {"length", "shape"}, None),
+        (Layout(), {"length"}, None),
+        (Layout(Separate(2, 1)), {"lookahead", "devices"}, "servers"),
+        (Layout(turns, batch=4), {"length"}, None),
     ):
-        assert kind_of(layout, config) == kind
+        assert kind_of(layout, roles) == kind
 
 
 def test_where_nothing_is_predicted_to_help_the_needed_drafter_is_named():

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import exp, hypot, log
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from specscope.engine.errors import OutOfMemory, UsageError
 from specscope.engine.types import check_range
-from specscope.traces.advise.places import PLAIN, Estimate, Seating, entrants, plain_ways, titled, ways
+from specscope.traces.advise.option import Likely, Option, combined
+from specscope.traces.advise.places import PLAIN, Estimate, entrants, plain_ways, titled, ways
 from specscope.traces.advise.question import Question
-from specscope.traces.advise.runs import run, speed
+from specscope.traces.advise.runs import replay, run, total_speed
 
 if TYPE_CHECKING:
-    from specscope.engine.cluster.capacity import Kept
     from specscope.engine.trace.trace import Trace
 
 RATIO_ERROR = 0.24
@@ -51,95 +50,11 @@ MOST_PROMPTED = 1 << 18
 SEEDS = 2
 KEPT = 2
 """Places of a method that are run: the best ones by the closed form."""
+REPLAYED, BY_PLACE, BY_RATE = "the recorded drafts", "rates by place", "one rate"
+"""Where drafts are from."""
 PARTS = ("acceptance", "times", "drafts")
 LeftOut: TypeAlias = dict[tuple[str, int], str]
 """(method, batch) -> why it is left out."""
-
-
-class Likely(NamedTuple):
-    """A number with its lowest and highest likely value."""
-
-    low: float
-    mid: float
-    high: float
-
-    @property
-    def width(self) -> float:
-        return self.high / self.low
-
-    def __str__(self) -> str:
-        ends = dict.fromkeys(f"{end:.2f}" for end in (self.low, self.high))
-        return " to ".join(ends)
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A method in a place at a batch size, and what it brings."""
-
-    way: Seating
-    batch: int
-    config: Mapping[str, Any]
-    speed: Likely
-    """Times the speed of plain decoding in its best place."""
-    parts: Mapping[str, Likely]
-    """The range by each of `PARTS` alone."""
-    tokens_per_second: float
-    """Of all sequences, decoding only."""
-    kept: Mapping[str, Sequence[Kept]] = field(repr=False)
-    """What each card holds."""
-    traces: tuple[Trace, ...] = field(default=(), repr=False)
-
-    @property
-    def key(self) -> str:
-        return self.way.entrant.key
-
-    @property
-    def target(self) -> int:
-        return self.way.target
-
-    @property
-    def drafter(self) -> int:
-        return self.way.drafter
-
-    @property
-    def cards(self) -> int:
-        return self.way.cards
-
-    @property
-    def title(self) -> str:
-        return titled(self.way.entrant)
-
-    @property
-    def dominant(self) -> str:
-        """The part that makes most of the range."""
-        return max(self.parts, key=lambda part: self.parts[part].width)
-
-    def facts(self) -> dict[str, Any]:
-        rounded = {name: [round(x, 4) for x in part] for name, part in self.parts.items()}
-        return {
-            "method": self.key,
-            "title": self.title,
-            "batch": self.batch,
-            "target_cards": self.target,
-            "drafter_cards": self.drafter,
-            "cards": self.cards,
-            "place": self.way.words(),
-            "config": dict(self.config),
-            "speedup": round(self.speed.mid, 4),
-            "low": round(self.speed.low, 4),
-            "high": round(self.speed.high, 4),
-            "parts": rounded,
-            "dominant": self.dominant if self.parts else None,
-            "tokens_per_second": round(self.tokens_per_second, 2),
-            "tokens_per_second_per_card": round(self.tokens_per_second / self.cards, 2),
-            "memory": {
-                card: [
-                    {"model": part.named, "dtype": part.model.dtype, "bytes": part.total} for part in parts
-                ]
-                for card, parts in self.kept.items()
-            },
-            "runs": [trace.header.run_id for trace in self.traces],
-        }
 
 
 @dataclass(slots=True)
@@ -160,7 +75,7 @@ class Answer:
         """
         key = one.way.entrant.short, one.batch
         if key not in self.scales:
-            self.scales[key] = speed(run(one, 0)) / one.tokens_per_second
+            self.scales[key] = total_speed(one, run(one, 0)) / one.tokens_per_second
         return self.scales[key]
 
     def at(self, batch: int) -> list[Option]:
@@ -204,7 +119,7 @@ def plain_estimate(question: Question, batch: int) -> Estimate:
     Raises:
         OutOfMemory: It fits in none.
     """
-    found = [Estimate(question, way, batch) for way in plain_ways(question)]
+    found = [Estimate(question, way, batch) for way in plain_ways(question, batch)]
     able = [one for one in found if not one.missing]
     if not able:
         _ = found[-1].kept  # raises, with the sums of the most cards
@@ -215,11 +130,11 @@ def estimates(question: Question, batch: int, left_out: LeftOut | None = None) -
     """Return each method's places that fit and work, the best ones by the closed form first."""
     found = list[Estimate]()
     for entrant in entrants(question):
-        mine = [Estimate(question, way, batch) for way in ways(question, entrant)]
+        mine = [Estimate(question, way, batch) for way in ways(question, entrant, batch)]
         able, reason = _able(question, mine)
         if not able and left_out is not None:
             left_out[titled(entrant), batch] = reason
-        able.sort(key=lambda one: (-round(one.tokens_per_second, 3), one.way.cards))
+        able.sort(key=lambda one: (-round(one.tokens_per_second, 3), one.way.total))
         found += able
     return found
 
@@ -234,9 +149,10 @@ def _able(question: Question, mine: list[Estimate]) -> tuple[list[Estimate], str
         try:
             under_load(mine[0].way.entrant.key, mine[0].layout(mine[0].least), Load((0.0,)), 1)
         except UsageError:
-            mine, reason = (
-                [],
-                "sequences of a batch go in lockstep, and it starts and stops forwards at any time",
+            mine = [one for one in mine if one.each == 1]
+            reason = (
+                "sequences of a batch go in lockstep, and it starts and stops forwards at any time; an engine for "
+                "each needs more cards"
             )
     fitting = [one for one in mine if not one.missing]
     if mine and not fitting:
@@ -267,26 +183,25 @@ class _Plan:
             if len(mine) < KEPT:
                 mine.append(one)
         self.chosen = [one for mine in kept.values() for one in mine]
-        self.groups = [uuid.uuid4().hex[:12] for _ in range(SEEDS if batch == 1 else 1)]
+        self.groups = [uuid.uuid4().hex[:12] for _ in range(SEEDS)]
 
     def options(self) -> Iterator[Option]:
-        plain = [run(self.plain, seed, group) for seed, group in enumerate(self.groups)]
-        speeds = [speed(trace) for trace in plain]
-        total, one = fmean(speeds), Likely(1.0, 1.0, 1.0)
+        plain = run(self.plain, 0, self.groups[0])  # which draws nothing
+        total, one = total_speed(self.plain, plain), Likely(1.0, 1.0, 1.0)
         self.answer.scales[PLAIN.short, self.batch] = total / self.plain.tokens_per_second
-        yield Option(self.plain.way, self.batch, {}, one, {}, total, self.plain.kept, tuple(plain[:1]))
+        yield Option(self.plain.way, self.batch, {}, one, {}, total, self.plain.kept, (plain,))
         for one in self.chosen:
-            yield self._option(one, speeds)
+            yield self._option(one, total)
 
-    def _option(self, one: Estimate, plain: list[float]) -> Option:
-        traces = [run(one, seed, group) for seed, group in enumerate(self.groups)]
-        found = [speed(trace) / other for trace, other in zip(traces, plain, strict=True)]
+    def _option(self, one: Estimate, plain: float) -> Option:
+        traces, drafts = self._runs(one)
+        found = [total_speed(one, trace) / plain for trace in traces]
         mid, factors = fmean(found), self._parts(one)
         parts = {name: Likely(*(mid * factor for factor in part)) for name, part in factors.items()}
-        if self.batch == 1:  # a few runs are luck; the closed form draws nothing
+        if one.each == 1:  # a few runs are luck; the closed form draws nothing
             found.append(one.tokens_per_second / self.plain.tokens_per_second)
         parts["drafts"] = Likely(min(found) * (1 - DEPENDENT), mid, max(found) * (1 + DEPENDENT))
-        total = mid * fmean(plain)
+        total = mid * plain
         self.answer.scales.setdefault((one.way.entrant.short, self.batch), total / one.tokens_per_second)
         return Option(
             one.way,
@@ -297,16 +212,27 @@ class _Plan:
             total,
             one.kept,
             (traces[0],),
+            drafts,
         )
+
+    def _runs(self, one: Estimate) -> tuple[list[Trace], str]:
+        """Return a placement's runs and where their drafts are from."""
+        drafts = BY_PLACE if one.question.places else ""
+        if one.question.recorded is not None:
+            try:
+                return [replay(one, self.groups[0])], REPLAYED
+            except UsageError as error:
+                drafts = f"{drafts or BY_RATE}: {error}"
+        return [run(one, seed, group) for seed, group in enumerate(self.groups)], drafts
 
     def _parts(self, one: Estimate) -> dict[str, Likely]:
         """Return the factors by which acceptance and times may change a speed-up."""
         usual, ratio = one.speedup(), 1 + RATIO_ERROR
 
         def factor(rate: float = 0.0, error: float = 1.0, longer: float = 1.0) -> float:
-            return (one.speedup(rate, error, longer) or usual) / usual  # 0: its servers have a queue
+            return (one.tuned(rate, error, longer) or usual) / usual  # 0: its servers have a queue
 
-        rates = [factor(rate=rate) for rate in self.question.rates]
+        rates = [factor(rate=rate) for rate in one.question.rates]
         elsewhere = ratio if one.way.target != self.plain.way.target else 1.0  # plain decoding is: as unsure
         slower = factor(error=1 / ratio), factor(longer=1 + LONGER), 1 / elsewhere
         faster = factor(error=ratio), elsewhere
@@ -316,10 +242,3 @@ class _Plan:
             "acceptance": Likely(min(1.0, *rates), 1.0, max(1.0, *rates)),
             "times": combined(1.0, times),
         }
-
-
-def combined(mid: float, parts: Sequence[Likely]) -> Likely:
-    """Return a number's range from the ranges of independent parts."""
-    low = hypot(*(log(part.mid / part.low) for part in parts))
-    high = hypot(*(log(part.high / part.mid) for part in parts))
-    return Likely(mid * exp(-low), mid, mid * exp(high))

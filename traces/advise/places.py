@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specscope.engine.drafting.static import MOST_NODES
 from specscope.engine.methods import BASELINE, find
 from specscope.engine.simulate.latency import FITTED_SIZE
+from specscope.engine.simulate.roofline import COPIES
+from specscope.traces.advise.others import KINDS, kind_of
 from specscope.traces.advise.question import WIDTHS, Question
 from specscope.traces.lab.forms import FORMS, MapPlace, best_settings, verified_rows
 from specscope.traces.lab.plan import Entrant, default
 from specscope.traces.lab.sweep import scripted_pair
+from specscope.traces.lab.winners import unrated
 
 if TYPE_CHECKING:
     from specscope.engine.cluster.assignment import Assigned
@@ -38,9 +42,18 @@ class Seating(NamedTuple):
     drafter: int
     """Cards of the drafter; 0 without one."""
     cards: int
-    """All cards that are used."""
+    """Cards of an engine."""
     share: int = 0
     """Target servers, or cards that share the drafter's layers; 0 for methods without either."""
+    copies: bool = False
+    """Whether each of the drafter's cards has all of it, for a share of the sequences."""
+    engines: int = 1
+    """Engines side by side, each on so many cards with a share of the sequences."""
+
+    @property
+    def total(self) -> int:
+        """All cards that are used."""
+        return self.engines * self.cards
 
     @property
     def beside(self) -> bool:
@@ -58,45 +71,70 @@ class Seating(NamedTuple):
 
     def words(self) -> str:
         """Return where the models lie."""
+        if self.engines > 1:
+            return f"{self.engines} engines, each with {self._replace(engines=1).words()}"
         split = f"{self.target} cards" if self.target > 1 else "one card"
         target = f"{self.servers} targets on {split} each" if self.servers > 1 else f"the target on {split}"
         if not self.drafter:
             return target
+        if kind := kind_of(self.entrant):
+            return f"{target}, {KINDS[kind].place}"
+        drafter = "copies of the drafter" if self.copies else "the drafter"
         if self.share and not self.entrant.drafters:
             return f"{target}, the drafter's layers shared by {self.share}"
         if self.beside:
             own = f"{self.drafter} cards" if self.drafter > 1 else "one card"
-            return f"{target}, the drafter on {own} of its own"
+            return f"{target}, {drafter} on {own} of {'their' if self.copies else 'its'} own"
         if self.drafter == self.target:
-            return f"{target}, the drafter on the same"
-        return f"{target}, the drafter on {self.drafter if self.drafter > 1 else 'one'} of them"
+            return f"{target}, {drafter} on the same"
+        return f"{target}, {drafter} on {self.drafter if self.drafter > 1 else 'one'} of them"
 
 
 def titled(entrant: Entrant) -> str:
-    """Return a method's name for people, by its place where one method has two."""
-    return entrant.short if entrant.given.get("placement") else entrant.title
+    """Return a method's name for people, by its place or drafts where one method has several."""
+    return entrant.short if entrant.given.get("placement") or kind_of(entrant) else entrant.title
 
 
-def plain_ways(question: Question) -> Iterator[Seating]:
-    for target in _widths(question, question.target_cards, question.split):
-        yield Seating(PLAIN, target, 0, target)
+def plain_ways(question: Question, batch: int = 1) -> Iterator[Seating]:
+    for engines in _engines(question.count, batch):
+        for target in _widths(question, engines, question.target_cards, question.split):
+            yield Seating(PLAIN, target, 0, target, engines=engines)
 
 
-def ways(question: Question, entrant: Entrant) -> Iterator[Seating]:
-    """Yield the ways in which a method can use the cards, those with fewer cards first."""
-    for target in _widths(question, question.target_cards, question.split):
-        for drafter in _widths(question, question.drafter_cards):
-            if drafter <= target:
-                yield from _ways(question.count, entrant, target, drafter)
+def ways(question: Question, entrant: Entrant, batch: int = 1) -> Iterator[Seating]:
+    """Yield the ways in which a method can use the cards, those with fewer engines first."""
+    for engines in _engines(question.count, batch):
+        count = question.count // engines
+        for target in _widths(question, engines, question.target_cards, question.split):
+            for drafter in _widths(question, engines, question.drafter_cards):
+                if drafter <= target:
+                    found = _ways(count, entrant, target, drafter)
+                    yield from (way._replace(engines=engines) for way in _with_copies(found, batch, engines))
 
 
-def _widths(question: Question, asked: int, split: str = "tensor") -> list[int]:
-    return [width for width in question.widths(split) if asked in (0, width)]
+def _engines(count: int, batch: int) -> list[int]:
+    return [n for n in WIDTHS if n <= min(count, batch)]
+
+
+def _widths(question: Question, engines: int, asked: int, split: str = "tensor") -> list[int]:
+    most = question.count // engines
+    return [width for width in question.widths(split) if width <= most and asked in (0, width)]
+
+
+def _with_copies(found: Iterator[Seating], batch: int, engines: int) -> Iterator[Seating]:
+    """Yield places, and the same with copies of the drafter where several sequences share them."""
+    for way in found:
+        yield way
+        if way.drafter > 1 and batch > engines and not kind_of(way.entrant):
+            yield way._replace(copies=True)
 
 
 def _ways(count: int, entrant: Entrant, target: int, drafter: int) -> Iterator[Seating]:
     room = count - drafter
-    if entrant.share and entrant.drafters:  # target servers beside a drafter
+    if kind := kind_of(entrant):
+        if drafter == (target if KINDS[kind].spread else 1):
+            yield Seating(entrant, target, drafter, target)
+    elif entrant.share and entrant.drafters:  # target servers beside a drafter
         for servers in range(1, room // target + 1):
             yield Seating(entrant, target, drafter, servers * target + drafter, servers)
     elif entrant.share:  # cards that share the drafter's layers
@@ -113,21 +151,28 @@ def _ways(count: int, entrant: Entrant, target: int, drafter: int) -> Iterator[S
 
 
 def entrants(question: Question) -> list[Entrant]:
-    """Return the methods of the map that are asked for, and PEARL on the target's own cards."""
+    """Return the methods that are asked for, PEARL on the target's own cards, and other drafts."""
     found = [e for e in default().methods if not question.methods or e.key in question.methods]
-    return [*found, *([ONE_CARD] if any(e.key == ONE_CARD.key for e in found) else [])]
+    if question.recorded is not None:  # its drafter has doubts of its own
+        found = [unrated(e) for e in found]
+    shared = [ONE_CARD] if any(e.key == ONE_CARD.key for e in found) else []
+    return [*found, *shared, *(KINDS[other.kind].entrant for other in question.others)]
 
 
 class Estimate:
     """A seating with its times: the best settings, the speed-up, and what each card holds."""
 
     def __init__(self, question: Question, way: Seating, batch: int) -> None:
-        self.question, self.way, self.batch = question, way, batch
+        self.question, self.way, self.batch = question.about(kind_of(way.entrant)), way, batch
+        self.each = ceil(batch / way.engines)
+        """Sequences of an engine, of the one with the most."""
         self._verify: dict[int, float] = {}
 
     @cached_property
     def profile(self) -> Profile:
-        return self.question.profile(self.way.cards, self.way.target, self.way.drafter or 1)
+        way = self.way
+        split = COPIES if way.copies else "tensor"
+        return self.question.profile(way.cards, way.target, way.drafter or 1, split)
 
     @cached_property
     def latency(self) -> Latency:
@@ -145,7 +190,7 @@ class Estimate:
         return self._verify[rows]
 
     def _target_us(self, rows: int) -> float:
-        return self.latency("target", rows * self.batch, self.question.context * self.batch, self.batch)
+        return self.latency("target", rows * self.each, self.question.context * self.each, self.each)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -156,37 +201,43 @@ class Estimate:
 
     @cached_property
     def draft_us(self) -> float:
-        return self.latency("drafter", self.batch, self.question.context * self.batch, self.batch)
+        return self.latency("drafter", self.each, self.question.context * self.each, self.each)
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """The best settings by the closed form, at the rate in the middle."""
+        return self._best()
+
+    def _best(self, rate: float = 0.0, error: float = 1.0, longer: float = 1.0) -> dict[str, Any]:
         if not self.way.drafter:
             return {}
-        plan = default()
-        at = MapPlace(self.latency, 0.0, self.question.rate, plan.doubt, plan.misses)
-        return best_settings(self._form, at, self.given, self.way.entrant.search)
+        form = partial(self._form, error=error, longer=longer)
+        return best_settings(form, self._at(rate), self.given, self.way.entrant.search)
 
-    def speedup(
-        self,
-        rate: float = 0.0,
-        error: float = 1.0,
-        longer: float = 1.0,
-        config: Mapping[str, Any] | None = None,
-    ) -> float:
+    def _at(self, rate: float) -> MapPlace:
+        plan = default()
+        return MapPlace(self.latency, 0.0, self.question.at(rate), plan.doubt, plan.misses)
+
+    def speedup(self, config: Mapping[str, Any] | None = None) -> float:
         """Return the closed form's speed-up over plain decoding on the target's own cards.
+
+        `config`: settings; by default the best ones.
+        """
+        if not self.way.drafter:
+            return 1.0
+        return self._form(self._at(0.0), **(self.config if config is None else config))
+
+    def tuned(self, rate: float = 0.0, error: float = 1.0, longer: float = 1.0) -> float:
+        """Return the speed-up where the settings are tuned to another rate or other times.
 
         Args:
             rate: The acceptance rate; the one in the middle if 0.
             error: How many times as fast the drafter is as its computed time says.
             longer: How many times as long as computed a verification takes.
-            config: Settings; by default the best ones.
         """
         if not self.way.drafter:
             return 1.0
-        plan = default()
-        at = MapPlace(self.latency, 0.0, rate or self.question.rate, plan.doubt, plan.misses)
-        return self._form(at, error, longer, **(self.config if config is None else config))
+        return self._form(self._at(rate), error, longer, **self._best(rate, error, longer))
 
     def _form(self, at: MapPlace, error: float = 1.0, longer: float = 1.0, **settings: Any) -> float:
         if (rows := verified_rows(settings)) > MOST_NODES + 1:
@@ -245,7 +296,7 @@ class Estimate:
             runtime="virtual", profile=replace(self.profile, latencies=latencies), tokens=tokens
         )
         assigned = profile_devices(scripted_pair(), options).assign(layout)
-        return assigned, Need(self.batch, self.question.context + self.question.tokens + layout.slack)
+        return assigned, Need(self.each, self.question.context + self.question.tokens + layout.slack)
 
     def layout(self, config: Mapping[str, Any]) -> Layout:
         method = find(self.way.entrant.key)

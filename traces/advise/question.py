@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from math import prod, sqrt
+from dataclasses import dataclass, field, replace
+from math import log
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.bounds import MOST_SEQUENCES
+from specscope.engine.drafting.pace import Rate
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.simulate.profile import Profile, profile_of
 from specscope.engine.simulate.records import MOST_GPUS
 from specscope.engine.simulate.roofline import SPLITS, WEIGHT_BITS
 from specscope.engine.simulate.shapes import data, with_shape
 from specscope.engine.types import check_range
-from specscope.traces.facts.closed_forms import rate_of_share
-from specscope.traces.facts.metrics import measure
-from specscope.traces.facts.places import first_rate, level_rate
+from specscope.traces.advise.acceptance import (
+    LEAST_RATE,
+    MOST_PLACES,
+    MOST_RATE,
+    UNKNOWN,
+    check_rates,
+    moved,
+    single,
+)
+from specscope.traces.advise.others import KINDS, Other
 from specscope.traces.lab.plan import default
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
 
-UNKNOWN = (0.5, 0.95)
-"""Acceptance rates where none is known; papers print 0.69 to 0.99, for pairs that they chose."""
 DTYPES = tuple(WEIGHT_BITS)
 WIDTHS = (1, 2, 4, 8, 16)
 """Cards that can share a model by tensors."""
@@ -32,9 +38,6 @@ MOST_CONTEXT = 1 << 20
 MOST_BATCHES = 4
 MOST_BATCH = min(64, MOST_SEQUENCES)
 MOST_NEW = 512
-LEAST_RATE, MOST_RATE = 0.01, 0.99
-MOST_PLACES = 64
-"""Places of a draft whose rates are typed."""
 _GPUS = re.compile(r"\s*([0-9]{1,9})\s*[x×]\s*(.+)")
 
 
@@ -59,6 +62,12 @@ class Question:
     """Of the drafter's; the target's if empty."""
     rates: tuple[float, float] = UNKNOWN
     """The lowest and the highest acceptance rate that is expected."""
+    places: tuple[float, ...] = ()
+    """The rates of the places of a draft at the rate in the middle; all have that one if empty."""
+    others: tuple[Other, ...] = ()
+    """Drafts without the drafter, with their own acceptance."""
+    recorded: Trace | None = field(default=None, repr=False, compare=False)
+    """A run of one sequence whose drafts are replayed, by methods that can be driven by it."""
     batches: tuple[int, ...] = (1,)
     context: int = 1024
     """Tokens of each prompt."""
@@ -81,18 +90,16 @@ class Question:
             ("the drafter's dtype", self.drafter_dtype or self.dtype, DTYPES),
             ("the engine", self.engine, data("gpus")["engines"]),
             ("the split", self.split, SPLITS),
+            *(("the kind of drafts", other.kind, KINDS) for other in self.others),
             *(("the method", key, [entrant.key for entrant in default().methods]) for key in self.methods),
         ):
             if value not in known:
                 raise UsageError(f"{name} is {shown(value)}; choose one of {', '.join(known)}", name)
         check_range("the number of cards", self.count, 1, min(64, MOST_GPUS))
-        for rate in self.rates:
-            check_range("the acceptance rate", rate, LEAST_RATE, MOST_RATE)
-        if self.rates[0] > self.rates[1]:
-            raise UsageError(
-                f"the acceptance rate is {self.rates[0]:g}:{self.rates[1]:g}; the lowest one comes first",
-                "the acceptance rate",
-            )
+        check_rates(self.rates)
+        check_range("the number of places", len(self.places), 0, MOST_PLACES)
+        for rate in self.places:
+            check_range("the acceptance rate of a place", rate, LEAST_RATE, MOST_RATE)
         check_range("the number of batch sizes", len(self.batches), 1, MOST_BATCHES)
         for batch in self.batches:
             check_range("the batch", batch, 1, MOST_BATCH)
@@ -111,6 +118,8 @@ class Question:
         self.profile(
             self.count, self.target_cards or 1, self.drafter_cards or 1
         )  # checks sizes that are typed
+        for other in self.others:
+            self.about(other.kind)
 
     def widths(self, split: str) -> list[int]:
         """Return the numbers of cards that can share a model."""
@@ -121,22 +130,52 @@ class Question:
         """The rate in the middle."""
         return sum(self.rates) / 2
 
+    def at(self, rate: float = 0.0) -> Rate:
+        """Return the rates of the places at a single rate; 0 is the one in the middle."""
+        rate = rate or self.rate
+        if not self.places or rate == self.rate:
+            return self.places or rate
+        return moved(self.places, single(self.places) ** (log(rate) / log(self.rate)))
+
+    def with_rate(self, rate: float, kind: str = "") -> Question:
+        """Return the question with another single rate, of the drafter or of other drafts."""
+        if kind:
+            own, others = self.about(kind).with_rate(rate), [o for o in self.others if o.kind != kind]
+            return replace(self, others=(*others, Other(kind, own.rates, own.places)))
+        places = self.at(rate)
+        return replace(self, rates=(rate, rate), places=places if isinstance(places, tuple) else ())
+
     @property
     def known(self) -> bool:
         """Whether an acceptance rate was given."""
         return self.rates is not UNKNOWN
 
+    def about(self, kind: str) -> Question:
+        """Return the question with other drafts in place of the drafter; itself without a kind."""
+        found = next((other for other in self.others if other.kind == kind), None)
+        if found is None:
+            return self
+        return replace(
+            self,
+            drafter=found.model(with_shape(_table(self.target), "the target's ")),
+            drafter_dtype="",
+            rates=found.rates,
+            places=found.places,
+            others=(),
+            recorded=None,
+        )
+
     def in_dtype(self, dtype: str) -> Question:
         return replace(self, dtype=dtype, drafter_dtype="")
 
-    def profile(self, cards: int, target: int, drafter: int) -> Profile:
+    def profile(self, cards: int, target: int, drafter: int, drafter_split: str = "tensor") -> Profile:
         """Return a virtual cluster of so many cards, whose models lie on so many of them."""
         step = data("gpus")["steps"][self.engine]
         models = {
             role: {**_table(shape), "dtype": dtype, "gpus": width, "split": split}
             for role, shape, dtype, width, split in (
                 ("target", self.target, self.dtype, target, self.split),
-                ("drafter", self.drafter, self.drafter_dtype or self.dtype, drafter, "tensor"),
+                ("drafter", self.drafter, self.drafter_dtype or self.dtype, drafter, drafter_split),
             )
         }
         pair = {"title": "advice", "target": "target", "drafter": "drafter", "source": "typed"}
@@ -164,53 +203,6 @@ def parse_gpus(text: str) -> tuple[int, str]:
     """Return number and card of a text such as `2xH100`; one card without a number."""
     count, card = found.groups() if (found := _GPUS.fullmatch(text)) else (None, text)
     return int(count or 1), card.strip()
-
-
-def parse_rates(text: str) -> tuple[float, float]:
-    """Return the lowest and the highest rate of `0.7`, `0.6:0.8`, `unknown`, or `0.9,0.8,0.6`.
-
-    Numbers with commas are the rates of the places of a draft. They count as the one rate at which
-    a draft of that length has as many accepted tokens on average.
-    """
-    if text == "unknown":
-        return UNKNOWN
-    places = text.split(",")
-    ends = text.split(":")
-    try:
-        found = [float(part) for part in (places if len(places) > 1 else ends)]
-        if len(places) == 1 and len(found) > 2:
-            raise ValueError
-    except ValueError:
-        raise UsageError(
-            f"the acceptance rate is {shown(text)}; write a rate as in 0.7, a range as in 0.6:0.8, the rates of the "
-            "places of a draft as in 0.9,0.8,0.7, or unknown"
-        ) from None
-    if len(places) == 1:
-        return found[0], found[-1]
-    check_range("the number of places", len(found), 2, MOST_PLACES)
-    for place in found:
-        check_range("the acceptance rate of a place", place, LEAST_RATE, MOST_RATE)
-    share = sum(prod(found[: i + 1]) for i in range(len(found))) / len(found)
-    rate = round(rate_of_share(share, len(found)), 4)
-    return rate, rate
-
-
-def rates_of_run(trace: Trace) -> tuple[float, float]:
-    """Return the acceptance rate of a stored or imported run, two standard errors to either side.
-
-    UsageError if the run does not tell which of its tested drafts were accepted.
-    """
-    levels = measure(trace).per_level
-    rate = first_rate(trace.decisions) if trace.decisions else level_rate(levels)
-    tested = sum(level.reached for level in levels)
-    if rate is None or not tested:
-        raise UsageError(
-            f"run {trace.header.run_id} does not tell how many drafts were accepted by place; take a run of a method with "
-            "a drafter, or a log or counters with rates per position"
-        )
-    error = 2 * sqrt(rate * (1 - rate) / tested)
-    low, high = (min(max(end, LEAST_RATE), MOST_RATE) for end in (rate - error, rate + error))
-    return round(low, 3), round(high, 3)
 
 
 def parse_batches(text: str) -> tuple[int, ...]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
+from specscope.engine.errors import UsageError
 from specscope.traces.lab.plan import default
 from specscope.traces.lab.sweep import ScriptedRunner, SweepRun
+from specscope.traces.lab.winners import LEAST
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
@@ -23,7 +25,7 @@ def run(one: Estimate, seed: int, group: str = "") -> Trace:
 
     A batch says as much in fewer tokens of each sequence: it decodes `RUN_TOKENS` in all.
     """
-    plan, question, batch = default(), one.question, one.batch
+    plan, question, batch = default(), one.question, one.each
     runner = ScriptedRunner(
         one.profile,
         "",
@@ -34,7 +36,26 @@ def run(one: Estimate, seed: int, group: str = "") -> Trace:
         batch=batch if batch > 1 else 0,
     )
     group = group or uuid.uuid4().hex[:12]
-    return runner(SweepRun(one.way.entrant.key, dict(one.config), seed, question.rate, group))
+    return runner(SweepRun(one.way.entrant.key, dict(one.config), seed, question.at(), group))
+
+
+def replay(one: Estimate, group: str) -> Trace:
+    """Return a placement's replay of the recorded run.
+
+    Raises:
+        UsageError: The run has no accepted pattern for it.
+    """
+    from specscope.traces.whatif.replay import replayed  # needs torch
+
+    trace, question = one.question.recorded, one.question
+    assert trace is not None
+    name = f"run {trace.header.run_id}"
+    if one.each > 1 or len(trace.header.prompts) > 1:
+        raise UsageError(f"{name} is replayed alone, and here are several sequences")
+    found = replayed(trace, one.profile, one.way.entrant.key, one.config, question.context, group)
+    if len(found.commits) < LEAST:
+        raise UsageError(f"{name} has {len(found.commits)} tokens, at least {LEAST} tell a pattern")
+    return found
 
 
 def speed(trace: Trace) -> float:
@@ -53,3 +74,8 @@ def speed(trace: Trace) -> float:
         start = prefilled
     tokens = sum(start < c.time <= end for c in commits)
     return 1e9 * tokens / (end - start)
+
+
+def total_speed(one: Estimate, trace: Trace) -> float:
+    """Return the tokens per second of all sequences of all engines, of which one ran."""
+    return speed(trace) * one.batch / one.each

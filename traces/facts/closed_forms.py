@@ -1,9 +1,12 @@
-"""Expected speed-ups of methods that draft and verify, at one independent acceptance rate.
+"""Expected speed-ups of methods that draft and verify, at independent acceptance rates.
 
 Sources: Leviathan et al. 2023, equation 1 and theorem 3.8; PEARL (ICLR 2025), algorithm 2, from
 which its formula is derived here (that paper has no formula: it measures that gamma = round(c) is
 best); DSI (ICLR 2025), proposition 1; SSD (ICLR 2026), algorithm 1 and its power law of misses;
 SpecBranch (ICLR 2026), with branch points where the drafter doubts.
+
+A rate is a number, or a tuple with those of the places of a draft; the last one is that of all
+later places. PEARL and DSI draft on beyond what is verified, so their places go on, too.
 
 Notation: a is the acceptance rate, c = T(target) / T(drafter). A round's time is in target
 forwards. Assumptions: a forward over gamma + 1 rows costs as much as one over a single row; judging
@@ -15,40 +18,46 @@ or corrected); with probability a the next round is post-verify. A post-verify r
 tokens (gamma - 1 pending ones and the first of the next chunk). With probability a^gamma it commits
 all of them and the mode stays; otherwise it commits the accepted ones and a corrected one, and the
 next round is pre-verify. So a post-verify round commits 1 + a + ... + a^(gamma - 1) tokens on
-average, and a / (1 + a - a^gamma) of all rounds are post-verify.
+average, and a / (1 + a - a^gamma) of all rounds are post-verify. By places: from one corrected
+token to the next, PEARL commits that token and those accepted before it, in one pre-verify round
+and a post-verify one after each of the places 1, 1 + gamma, 1 + 2 gamma, ... that is accepted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import accumulate
 from math import ceil, floor
+from operator import mul
 from typing import NamedTuple
 
-from specscope.engine.drafting.pace import MISSES
+from specscope.engine.drafting.pace import MISSES, Rate
 from specscope.engine.types import check_range
 
+_SURE = 1 - 1e-9
+"""A larger rate counts as this one where a sum has no end."""
 
-def speculative_tokens(rate: float, gamma: int) -> float:
-    """Expected tokens of a round of speculative decoding: (1 - a^(gamma + 1)) / (1 - a)."""
+
+def speculative_tokens(rate: Rate, gamma: int) -> float:
+    """Expected tokens of a round of speculative decoding: 1 + a + ... + a^gamma."""
     _check(rate, gamma)
     return _powers(rate, gamma + 1)
 
 
-def speculative_speedup(rate: float, gamma: int, c: float) -> float:
+def speculative_speedup(rate: Rate, gamma: int, c: float) -> float:
     """Speed-up over autoregressive decoding: a round takes gamma / c + 1 target forwards."""
     check_range("c", c, 0, exclusive=True)
     return speculative_tokens(rate, gamma) / (gamma / c + 1)
 
 
-def pearl_tokens(rate: float, gamma: int) -> float:
+def pearl_tokens(rate: Rate, gamma: int) -> float:
     """Expected tokens of a round of PEARL, over both modes."""
     _check(rate, gamma)
-    post = rate / (1 + rate - rate**gamma)
-    return 1 - post + post * _powers(rate, gamma)
+    return (1 + _accepted(rate)) / (1 + _accepted(rate, gamma))
 
 
-def pearl_speedup(rate: float, gamma: int, c: float) -> float:
+def pearl_speedup(rate: Rate, gamma: int, c: float) -> float:
     """Expected speed-up over autoregressive decoding; a round takes max(gamma / c, 1) forwards."""
     check_range("c", c, 0, exclusive=True)
     return pearl_tokens(rate, gamma) / max(gamma / c, 1)
@@ -65,19 +74,18 @@ def dsi_speedup(rate: float, c: float) -> float:
     return 1 / (rate / c + 1 - rate)
 
 
-def dsi_blocks_speedup(rate: float, lookahead: int, c: float) -> float:
+def dsi_blocks_speedup(rate: Rate, lookahead: int, c: float) -> float:
     """Expected speed-up of DSI with blocks of `lookahead` drafts, at most c, and enough servers.
 
-    A turn has n accepted tokens with probability (1 - a) a^n. It takes ceil(n / lookahead) blocks
-    of lookahead / c target forwards, and one more that finds the wrong token.
+    A turn has n accepted tokens and the target's own. It takes ceil(n / lookahead) blocks of
+    lookahead / c target forwards, and one more that finds the wrong token.
     """
     _check(rate, lookahead)
     check_range("c", c, lookahead)
-    blocks = rate / _powers(rate, lookahead)
-    return 1 / (1 - rate + lookahead / c * blocks)
+    return (1 + _accepted(rate)) / (1 + lookahead / c * _accepted(rate, lookahead))
 
 
-def layer_parallel_speedup(rate: float, gamma: int, first: float, later: float) -> float:
+def layer_parallel_speedup(rate: Rate, gamma: int, first: float, later: float) -> float:
     """Expected speed-up of EasySpec whose fuzzy drafts are as good as exact ones.
 
     A draft takes an exact forward and gamma - 1 fuzzy ones, which last `first` and `later` target
@@ -86,7 +94,7 @@ def layer_parallel_speedup(rate: float, gamma: int, first: float, later: float) 
     return speculative_tokens(rate, gamma) / (1 + first + (gamma - 1) * later)
 
 
-def ssd_hit_rate(rate: float, gamma: int, forks: int, misses: float) -> float:
+def ssd_hit_rate(rate: Rate, gamma: int, forks: int, misses: float) -> float:
     """Share of verifications whose outcome has a branch, with `forks` guesses at each place.
 
     A wrong draft's correction is not among the drafter's next F choices with probability
@@ -96,11 +104,12 @@ def ssd_hit_rate(rate: float, gamma: int, forks: int, misses: float) -> float:
     _check(rate, gamma)
     check_range("forks", forks, 1)
     check_range("misses", misses, 0)
-    wrong, last = 1 - (1 + forks) ** -misses, 1 - (1 - rate) * forks**-misses
-    return (1 - rate**gamma) * wrong + rate**gamma * last
+    wrong, whole = 1 - (1 + forks) ** -misses, _reached(rate, gamma)
+    last = 1 - (1 - rate_at(rate, gamma + 1)) * forks**-misses
+    return (1 - whole) * wrong + whole * last
 
 
-def ssd_speedup(rate: float, gamma: int, c: float, forks: int = 3, misses: float = MISSES) -> float:
+def ssd_speedup(rate: Rate, gamma: int, c: float, forks: int = 3, misses: float = MISSES) -> float:
     """Expected speed-up of SSD, whose text is that of speculative decoding with this gamma.
 
     The drafter makes one forward over the draft and gamma over all branches, so a round with a hit
@@ -115,7 +124,7 @@ def ssd_speedup(rate: float, gamma: int, c: float, forks: int = 3, misses: float
 
 
 def specbranch_speedup(
-    rate: float,
+    rate: Rate,
     gamma: int,
     c: float,
     length: int = 0,
@@ -131,13 +140,14 @@ def specbranch_speedup(
     grows a branch, at most `length` tokens, until a place is below the threshold. If a sibling is
     the target's token, the rest of its branch is verified next, beside others. With `doubt` a place
     is easy with probability a; `specscope.engine.simulate.oracle.bernoulli_models` has how sure
-    the drafter is there and elsewhere. Without, it is always certain.
+    the drafter is there and elsewhere. Without, it is always certain. Rates of places count as
+    the one that `even` gives.
     """
     check_range("c", c, 0, exclusive=True)
     check_range("branches", branches, 1)
     check_range("doubt", doubt, 0, 1)
     _check(rate, gamma)
-    places = _places(rate, branches, threshold, doubt, misses)
+    places = _places(even(rate), branches, threshold, doubt, misses)
     searched, first, entered = _alone(places, gamma)
     seconds, later, again = _beside(places, length or gamma, c)
     following = entered / max(1 - again, 1e-12)
@@ -221,11 +231,46 @@ def rate_of_share(share: float, gamma: int) -> float:
     return low
 
 
-def _powers(rate: float, n: int) -> float:
+def even(rate: Rate) -> float:
+    """Return the one rate that accepts as many tokens in a row on average."""
+    if not isinstance(rate, tuple):
+        return rate
+    accepted = _accepted(rate)
+    return accepted / (1 + accepted)
+
+
+def rate_at(rate: Rate, place: int) -> float:
+    """Return the rate of a place, from 1."""
+    return rate[min(place, len(rate)) - 1] if isinstance(rate, tuple) else rate
+
+
+def _reached(rate: Rate, n: int) -> float:
+    """Return the share of drafts whose first n tokens are accepted: a^n."""
+    if not isinstance(rate, tuple):
+        return rate**n
+    found = 1.0
+    for place in range(1, n + 1):
+        found *= rate_at(rate, place)
+    return found
+
+
+def _powers(rate: Rate, n: int) -> float:
     """Return 1 + a + ... + a^(n - 1); the closed form would divide by 0 at a = 1."""
-    return sum(rate**k for k in range(n))
+    return sum(_reached(rate, k) for k in range(n))
 
 
-def _check(rate: float, gamma: int) -> None:
-    check_range("acceptance rate", rate, 0, 1)
+def _accepted(rate: Rate, step: int = 1) -> float:
+    """Return a + a^(1 + step) + a^(1 + 2 step) + ...: with step 1 an endless draft's tokens."""
+    rates = rate if isinstance(rate, tuple) else (rate,)
+    *most, last = rates
+    last = min(last, _SURE)
+    known = list(accumulate((*most, last), mul))
+    places = range(1, len(rates) + 1, step)
+    beyond = places[-1] + step - len(rates)
+    return sum(known[place - 1] for place in places) + known[-1] * last**beyond / (1 - last**step)
+
+
+def _check(rate: Rate, gamma: int) -> None:
+    for one in rate if isinstance(rate, tuple) else (rate,):
+        check_range("acceptance rate", one, 0, 1)
     check_range("gamma", gamma, 1)

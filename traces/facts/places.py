@@ -108,13 +108,22 @@ def first_rate(decisions: Iterable[Decision]) -> float | None:
     Of chains it is accepted / tested. Of trees it is what chains of the same drafter would have:
     siblings that lost beside an accepted one are no rejections, and ones that won are no chain's.
     """
-    found: list[bool] = []
+    return level_rate(first_levels(decisions))
+
+
+def first_levels(decisions: Iterable[Decision]) -> tuple[LevelRate, ...]:
+    """Return how often these first tokens were accepted at each place."""
+    counts: dict[int, list[bool]] = {}
     for judged in rounds_of(decisions):
-        nodes = [d for _, d in judged if d.node >= 0]
-        path = {-1, *(d.node for d in nodes if d.outcome == "accepted")}
-        first = {d.parent: d for d in sorted(nodes, key=lambda d: -d.node) if d.parent in path}
-        found += [d.outcome == "accepted" for d in first.values() if d.outcome != "discarded"]
-    return sum(found) / len(found) if found else None
+        nodes = [(place, d) for place, d in judged if d.node >= 0]
+        path = {-1, *(d.node for _, d in nodes if d.outcome == "accepted")}
+        backwards = sorted(nodes, key=lambda one: -one[1].node)
+        first = {d.parent: (place, d) for place, d in backwards if d.parent in path}
+        for place, d in first.values():
+            if d.outcome != "discarded":
+                counts.setdefault(place, []).append(d.outcome == "accepted")
+    found = ((place, len(tests), sum(tests)) for place, tests in sorted(counts.items()))
+    return tuple(LevelRate(place, n, kept, kept / n) for place, n, kept in found)
 
 
 def per_level_of(traces: Iterable[Trace]) -> tuple[LevelRate, ...]:

@@ -156,6 +156,11 @@ _BYTES: tuple[tuple[bytes, str, str], ...] = (
 _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[{\["])')
 _SAFETENSORS = re.compile(rb"^.{6}\x00\x00\{", re.DOTALL)
 _TEXTS: tuple[tuple[str, str, str], ...] = (
+    (
+        r"\A(?:[ \t]*(?:#[^\n]*)?\n)*(?:import |from \S+ import |def |class |@\w|\"\"\"|\'\'\'|#![^\n]*python)",
+        "a Python program",
+        "specscope.record in it writes a file that is read",
+    ),
     (r"^Accept length: +\d", "the output of SGLang's bench: averages only", _SGLANG),
     (
         r"\A\s*<(?i:!doctype html|html|\?xml)",
@@ -219,11 +224,6 @@ _TEXTS: tuple[tuple[str, str, str], ...] = (
         "start it with a drafter (-md FILE)",
     ),
     (r"^data: ?[{\[]", "a recorded stream without counts", _SOURCES),
-    (
-        r"\A(?:[ \t]*(?:#[^\n]*)?\n)*(?:import |from \S+ import |def |class |@\w|\"\"\"|\'\'\'|#![^\n]*python)",
-        "a Python program",
-        "specscope.record in it writes a file that is read",
-    ),
     (
         r"\A(?:[ \t]*(?:#[^\n]*)?\n)*(?:\[\[?[\w.\"-]+\]\]?[ \t]*\n|[\w-]+ = )",
         "a file of settings (TOML)",

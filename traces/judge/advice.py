@@ -19,7 +19,7 @@ from specscope.engine.methods import METHODS
 from specscope.traces.facts.rates import RunRates, rates_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from specscope.engine.methods.registry import Method
     from specscope.engine.trace.events import Header
@@ -29,14 +29,11 @@ if TYPE_CHECKING:
 Kind = Literal["turns", "overlap", "servers"]
 """How drafts and verifications follow each other: in turns, one of each at the same time, or one
 drafter with several target servers."""
-LENGTHS = ("gamma", "depth", "copy", "lookahead")
 GAIN = 1.05
 """Smallest predicted gain for which another setting is advised."""
 LONGEST = 2
 """Longest predicted chain of a drafter, as a multiple of the longest measured one. Longer trees and
 copies are not predicted: their nodes and matches are unknown."""
-SCHEDULE = ("schedule", "confidence", "off_below")
-"""Settings of draft lengths that adapt; nothing is predicted for these but at their defaults."""
 SOURCES: dict[Kind, str] = {
     "turns": "Leviathan et al. 2023, theorem 3.8",
     "overlap": "the two modes of PEARL, algorithm 2",
@@ -116,27 +113,40 @@ def _chain(rates: RunRates) -> Probe:
     return replace(rates.probe, rates=((rates.any,),))
 
 
-def kind_of(layout: Layout, config: Mapping[str, Any]) -> Kind | None:
-    """Return the order of drafts and verifications; None if it is unknown, or has no formula."""
+def kind_of(layout: Layout, roles: Collection[str]) -> Kind | None:
+    """Return the order of drafts and verifications; None if it is unknown, or has no formula.
+
+    `roles` are those of the method's settings.
+    """
     place = layout.arrangement
-    if not isinstance(place, Separate):
+    if not isinstance(place, Separate) or "shape" in roles:
         return None
     if place.turns or not place.drafters:
         return "turns" if layout.batch == 1 else None
-    if "lookahead" in config:
+    if "lookahead" in roles:
         return "servers" if place.drafters == 1 else None
-    chains = "gamma" in config and "branches" not in config
-    return "overlap" if layout.lockstep and chains else None
+    return "overlap" if layout.lockstep and "length" in roles else None
+
+
+def formula_of(method: Method, used: Mapping[str, Any]) -> Kind | None:
+    """Return the order whose formula describes a run with these settings; None if none does."""
+    settings = method.settings()
+    kind = kind_of(method.layout(method.configure(used)), {s.role for s in settings})
+    changed = {s.role for s in settings if used.get(s.name, s.default) != s.default}
+    known = "schedule" not in changed and (
+        kind == "turns" or changed <= {"length", "lookahead", "copies", "devices"}
+    )
+    return kind if known and method.length in used else None
 
 
 def _candidates(trace: Trace, method: Method, rates: RunRates, speedup: float) -> Iterable[Advice]:
     used = trace.header.config
     try:
-        layout = method.layout(method.configure(used))
+        kind, layout = formula_of(method, used), method.layout(method.configure(used))
     except UsageError:  # a trace of another version
         return
-    kind, name = kind_of(layout, used), next((n for n in LENGTHS if n in used), "")
-    if kind and name and used[name] and plain_draft(method, used, kind):
+    name = method.length
+    if kind and used[name]:
         scale = speedup / predicted(kind, rates, used[name])
         for length in _lengths(method, name, kind, rates, used):
             if length != used[name]:
@@ -173,19 +183,19 @@ def _others(method: Method, rates: RunRates, *, at_once: bool) -> Iterable[Advic
     """
     for other in METHODS.values():
         cfg = {s.name: s.default for s in other.settings()}
-        layout = other.layout(other.Config())
-        kind = kind_of(layout, cfg)
+        roles: set[str] = {s.role for s in other.settings()}
+        layout, name = other.layout(other.Config()), other.length
+        kind = kind_of(layout, roles)
         simple = (
             layout.needs_drafter
-            and "gamma" in cfg
-            and (kind == "overlap" or set(cfg) <= {"gamma", "drafts", *SCHEDULE})
+            and "length" in roles
+            and (kind == "overlap" or roles <= {"length", "picks", "schedule"})
         )
         if other.key == method.key or kind is None or not simple or not (at_once or kind == "turns"):
             continue
-        for gamma in range(1, 1 + max(4, LONGEST * len(rates.nodes))):
-            yield _advice(
-                other, {**cfg, "gamma": gamma}, "gamma", predicted(kind, rates, gamma, levels=False), kind
-            )
+        for length in range(1, 1 + max(4, LONGEST * len(rates.nodes))):
+            speedup = predicted(kind, rates, length, levels=False)
+            yield _advice(other, {**cfg, name: length}, name, speedup, kind)
 
 
 def _lengths(
@@ -198,14 +208,6 @@ def _lengths(
     if kind == "servers" and rates.draft:
         least = max(least, ceil(rates.forward(1) / rates.draft / max(1, used.get("sp", 1)) - 1e-9))
     return range(least, 1 + int(min(most, setting.high or most)))
-
-
-def plain_draft(method: Method, used: Mapping[str, Any], kind: Kind) -> bool:
-    """Return whether the formulas describe these settings: all others have their defaults."""
-    if {"total", "heads", "window"} & set(used):  # forwards are not one per drafted level
-        return False
-    changed = {s.name for s in method.settings() if used.get(s.name, s.default) != s.default}
-    return not changed & {*SCHEDULE} and (kind == "turns" or changed <= {*LENGTHS, "sp", "stages"})
 
 
 def _advice(method: Method, config: dict[str, Any], name: str, speedup: float, kind: Kind) -> Advice:

@@ -65,7 +65,7 @@ def slow(trace: Trace, metrics: Metrics, plain: Trace, speedup: float, most: flo
     target, draft, rest = (parts.pop(part, 0.0) for part in ("target", "drafter", "none"))
     rows, few = _rows(_target_forwards(trace)), _rows(_target_forwards(plain))
     named = [f"{target:.2f} for {f'its {rows:.1f} rows' if rows else 'itself'}"]
-    if metrics.draft_forwards:
+    if metrics.draft_forwards or draft >= 0.005:
         named.append(f"{draft:.2f} waiting for drafts")
     others = {_OTHERS.get(part, f"work of the kind {part}"): value for part, value in sorted(parts.items())}
     named += [f"{value:.2f} for {name}" for name, value in others.items() if value >= 0.005]
@@ -97,7 +97,8 @@ def by_drafter(trace: Trace) -> str:
     busy, fates = Counter[str](), defaultdict[str, Counter[str]](Counter)
     places = {span.id: span.device for span in trace.spans if span.model == "drafter"}
     for span in trace.spans:
-        busy[places.get(span.id, "")] += span.end - span.start
+        if span.kind in waiting.DRAFTS:
+            busy[places.get(span.id, "")] += span.end - span.start
     for d in trace.decisions:
         if d.outcome in FATES and d.draft_span in places:
             fates[places[d.draft_span]][d.outcome] += 1

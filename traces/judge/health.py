@@ -144,7 +144,7 @@ def _of_nothing(part: Sequence[Window], others: Sequence[Window]) -> tuple[float
         rate = min(rate, kept / known)
     if drafts is None or drafts < LONG or rate >= 1 or drafts * log(1 - rate) > log(ALPHA):
         return None
-    what = f"of {drafted} drafted tokens" if drafted is not None else f"token of {drafts} drafts"
+    what = f"of {drafted} drafted tokens" if drafted else f"tokens of {drafts} drafts"
     first, last = part[0].label, part[-1].label
     before = next((one.label for one in reversed(others) if one.end <= part[0].start and one.label), first)
     where = f"From {before} to {last}" if first and others else "In all windows" if not others else "In some"

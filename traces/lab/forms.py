@@ -8,11 +8,13 @@ from itertools import product
 from math import floor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from specscope.engine.drafting.pace import Rate
 from specscope.engine.drafting.static import MOST_NODES
 from specscope.engine.simulate.latency import FITTED_SIZE
 from specscope.engine.simulate.profile import Profile
 from specscope.traces.facts.closed_forms import (
     dsi_blocks_speedup,
+    even,
     layer_parallel_speedup,
     pearl_speedup,
     specbranch_speedup,
@@ -30,7 +32,7 @@ class MapPlace(NamedTuple):
     times: str | Latency
     """A profile whose pairs are named by c, or the times of a pair."""
     c: float
-    rate: float
+    rate: Rate
     doubt: float
     misses: float
 
@@ -98,7 +100,7 @@ def best_settings(
 
     A number searches 1 to itself, `rate` the acceptance rate and 0.
     """
-    ranges = [(at.rate, 0.0) if most == "rate" else range(1, int(most) + 1) for most in search.values()]
+    ranges = [(even(at.rate), 0.0) if most == "rate" else range(1, int(most) + 1) for most in search.values()]
     found = (dict(zip(search, values, strict=True)) for values in product(*ranges))
     return {**given, **max(found, key=lambda settings: form(at, **given, **settings))}
 

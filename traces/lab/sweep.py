@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from specscope.engine.drafting.pace import MISSES
+from specscope.engine.drafting.pace import MISSES, Rate
 from specscope.engine.errors import RunCancelled, UsageError
 from specscope.engine.methods import BASELINE, find
 from specscope.engine.simulate.profile import Profile
@@ -47,8 +47,8 @@ class SweepRun(NamedTuple):
     config: dict[str, Any]
     sample: int
     """Number of the prompt, or seed of the scripted drafts; a batch has one sample."""
-    rate: float | None
-    """Acceptance rate of scripted drafts; None if models draft."""
+    rate: Rate | None
+    """Acceptance rate of scripted drafts, or those of their places; None if models draft."""
     group: str
     drafter: str = USUAL
 
@@ -217,7 +217,7 @@ class _Work:
         self._plan, self._method, self._run, self._cancel = plan, method, run, cancel
         self._plain: dict[str, Trace] = {}
         """Plain decoding in virtual time, which is the same for all cells of a row."""
-        self._groups: dict[tuple[Value | None, float | None, str, int], str] = {}
+        self._groups: dict[tuple[Value | None, Rate | None, str, int], str] = {}
 
     def cell(self, row: Value | None, column: Value) -> SweepCell:
         job = self._plan.job(row, column)
@@ -306,7 +306,8 @@ class ScriptedRunner:
         load = Load((0.0,) * self.batch, self.batch, _WHOLE) if self.batch else None
         doubt = f":doubt={self.doubt:g}" if self.doubt else ""
         misses = f":misses={self.misses:g}" if self.misses != MISSES else ""
-        source = Source(models, f"bernoulli:{job.rate:g}{doubt}{misses}, seed {job.sample}")
+        rates = "/".join(f"{rate:g}" for rate in (job.rate if isinstance(job.rate, tuple) else (job.rate,)))
+        source = Source(models, f"bernoulli:{rates}{doubt}{misses}, seed {job.sample}")
         with specscope.open(
             scripted_pair(),
             runtime="virtual",

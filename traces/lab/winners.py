@@ -67,7 +67,7 @@ def draw(
     plan.check()
     races = [(c, rate, _scripted(plan, c, rate)) for c, rate in plan.places]
     if recorded:
-        plan = replace(plan, methods=tuple(map(_unrated, plan.methods)))
+        plan = replace(plan, methods=tuple(map(unrated, plan.methods)))
         alike: dict[float, list[Trace]] = {}
         for trace in recorded:
             alike.setdefault(rate_of(trace), []).append(trace)
@@ -78,7 +78,7 @@ def draw(
         yield [*results(plan, c, rate, race)]
 
 
-def _unrated(entrant: Entrant) -> Entrant:
+def unrated(entrant: Entrant) -> Entrant:
     """Leave what follows the rate at its default: a recorded drafter has doubts of its own."""
     usual = {s.name: s.default for s in find(entrant.key).settings()}
     rated = {name: usual[name] for name, most in entrant.search.items() if most == "rate"}

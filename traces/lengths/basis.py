@@ -17,7 +17,7 @@ from specscope.traces.facts.imported import is_foreign, origin
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.places import has_trees, level_rate
 from specscope.traces.facts.rates import ALIKE, OVERLAP, RunRates, alike, by_level, rates_of
-from specscope.traces.judge.advice import LENGTHS, kind_of, plain_draft
+from specscope.traces.judge.advice import formula_of, kind_of
 
 if TYPE_CHECKING:
     from specscope.engine.drafting.pace import Curve
@@ -109,15 +109,14 @@ def _length_of(trace: Trace) -> str:
         raise UsageError(f"{what} drafts trees, whose places have other rates than those of chains{again}")
     if method is None:
         return "gamma"
-    kind = kind_of(method.layout(method.configure(used)), used)
-    name = next((n for n in LENGTHS if n in used), "")
+    kind = kind_of(method.layout(method.configure(used)), {s.role for s in method.settings()})
     if kind not in ("turns", None):
         raise UsageError(_AT_ONCE.format(f"{what} of {method.key}") + again)
-    if not kind or not name or not plain_draft(method, used, kind):
+    if formula_of(method, used) is None:
         raise UsageError(
             f"{what}: drafts of {method.key} with these settings have no fixed length, or more is done beside them{again}"
         )
-    return name
+    return method.length
 
 
 def _check_alike(what: str, drafts: int, used: int, share: float) -> None:

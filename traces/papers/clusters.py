@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile
-from specscope.engine.simulate.roofline import Model
-from specscope.traces.advise.question import MOST_RATE, UNKNOWN
+from specscope.engine.simulate.roofline import PublishedModel
+from specscope.traces.advise.acceptance import MOST_RATE, UNKNOWN
 from specscope.traces.facts.closed_forms import pearl_tokens, rate_of_share, speculative_tokens
 from specscope.traces.papers import pearl_speeds
 from specscope.traces.papers.rows import bisect, numbers
@@ -33,6 +33,8 @@ class PublishedSpeeds(NamedTuple):
     """Over plain decoding, by batch size and method."""
     plain: Mapping[int, float]
     """Printed tokens per second of plain decoding, by batch size."""
+    longer: Mapping[int, float] = {}
+    """Where prefill is in the printed speeds: tokens of a run over plain decoding's, by batch."""
 
 
 def published(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
@@ -47,7 +49,7 @@ def _asked(latency: Latency, rate: float | None, **more: Any) -> dict[str, Any]:
     return {"target": _sizes(latency.target), "drafter": _sizes(latency.drafter), "rates": rates, **more}
 
 
-def _sizes(model: Model) -> dict[str, Any]:
+def _sizes(model: PublishedModel) -> dict[str, Any]:
     keys = ("title", "layers", "dim", "ffn", "kv_heads", "vocab", "head_dim", "source", "gated", "tied")
     return {key: getattr(model, key) for key in keys}
 
@@ -130,7 +132,8 @@ def _nano_pearl(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
         asked = {"target": target, "drafter": drafter, "rates": (min(rates), max(rates))}
         asked["context"] = source["contexts"][data]
         speedups = {batch: {"pearl": row[0]} for batch, row in found.items()}
-        yield PublishedSpeeds(name, asked, speedups, {batch: row[2] for batch, row in found.items()})
+        plain, longer = ({batch: row[i] for batch, row in found.items()} for i in (2, 3))
+        yield PublishedSpeeds(name, asked, speedups, plain, longer)
 
 
 def _ssd(table: str, family: str, target: str, drafter: str) -> Iterator[PublishedSpeeds]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from specscope.engine.simulate.profile import Profile, profiles
 from specscope.engine.simulate.records import record
-from specscope.engine.simulate.roofline import Hardware, Model
+from specscope.engine.simulate.roofline import Hardware, PublishedModel
 from specscope.engine.simulate.shapes import with_card, with_shape
 from specscope.traces.papers.rows import numbers
 
@@ -36,7 +36,7 @@ class _Case(NamedTuple):
     """A forward: rows of each sequence, and sequences; `engine` replaces the source's."""
 
     name: str
-    model: Model
+    model: PublishedModel
     published: float
     rows: int = 1
     batch: int = 1
@@ -44,7 +44,7 @@ class _Case(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ForwardTable:
     """The forwards of one table."""
 
     title: str
@@ -72,11 +72,11 @@ class Source:
         }
 
 
-def sources() -> list[Source]:
+def sources() -> list[ForwardTable]:
     return [_source(table) for table in _DATA["sources"]]
 
 
-def forward_ms(model: Model, card: str, engine: str, rows: int, context: int, batch: int) -> float:
+def forward_ms(model: PublishedModel, card: str, engine: str, rows: int, context: int, batch: int) -> float:
     """Return the milliseconds of a forward by the data sheet; rows and context per sequence."""
     hardware = record(Hardware, with_card({"card": card, "engine": engine}), "hardware.")
     plain = replace(model, measured=None, computed=True)
@@ -84,21 +84,23 @@ def forward_ms(model: Model, card: str, engine: str, rows: int, context: int, ba
     return plain.forward_us(hardware, rows * batch, context * batch, batch) / 1e3
 
 
-def _source(table: Mapping[str, Any]) -> Source:
+def _source(table: Mapping[str, Any]) -> ForwardTable:
     def ours(case: _Case) -> float:
         engine = case.engine or table["engine"]
         return forward_ms(case.model, table["card"], engine, case.rows, table["context"], case.batch)
 
     cases = _CASES[table["key"]]()
     forwards = tuple(Forward(case.name, case.published, ours(case)) for case in cases)
-    return Source(table["title"], table["why"], forwards)
+    return ForwardTable(table["title"], table["why"], forwards)
 
 
-def _shape(table: Mapping[str, Any], gpus: int = 1) -> Model:
-    return Model(**with_shape(table, "shape."), dtype="bfloat16", gpus=gpus, speed=1.0, split="tensor")
+def _shape(table: Mapping[str, Any], gpus: int = 1) -> PublishedModel:
+    return PublishedModel(
+        **with_shape(table, "shape."), dtype="bfloat16", gpus=gpus, speed=1.0, split="tensor"
+    )
 
 
-def _pearl() -> dict[str, Model]:
+def _pearl() -> dict[str, PublishedModel]:
     names = [name for name in profiles() if name.startswith("pearl-")]
     return {key: model for name in names for key, model in Profile.load(name).models.items()}
 
@@ -196,7 +198,7 @@ _CASES = {
 }
 
 
-def table_lines(found: Sequence[Source], *, rows: bool) -> Iterator[str]:
+def table_lines(found: Sequence[ForwardTable], *, rows: bool) -> Iterator[str]:
     """Yield a line for each source, the reasons of large errors, and with `rows` each forward."""
     yield "The roofline's error, by source; nothing is fitted to these forwards"
     yield f"{'source':72}{'forwards':>9}{'median':>8}{'worst':>8}"

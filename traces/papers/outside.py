@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from specscope.engine.heads.work import Work
 from specscope.engine.simulate.profile import Profile
-from specscope.engine.simulate.roofline import Model
+from specscope.engine.simulate.roofline import PublishedModel
 from specscope.engine.simulate.shapes import with_shape
 from specscope.traces.facts.closed_forms import pearl_tokens
 from specscope.traces.papers.parallelspec import round_cost
@@ -109,9 +109,9 @@ def row_ms(pair: str) -> float:
     return (_step_ms(pair, _WIDEST) - _step_ms(pair, 1)) / (_WIDEST - 1)
 
 
-def _model(family: str, name: str, gpus: int, speed: float) -> Model:
+def _model(family: str, name: str, gpus: int, speed: float) -> PublishedModel:
     shape = with_shape({"shape": _DATA["shapes"][family][name]}, "")
-    return Model(**shape, dtype="bfloat16", gpus=gpus, speed=speed, split="tensor")
+    return PublishedModel(**shape, dtype="bfloat16", gpus=gpus, speed=speed, split="tensor")
 
 
 PAPER = Paper(

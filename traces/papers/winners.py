@@ -13,7 +13,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from specscope.engine.methods import BASELINE
-from specscope.traces.advise.answer import Answer, Likely, advise
+from specscope.traces.advise.answer import Answer, advise
+from specscope.traces.advise.option import Likely, Option
+from specscope.traces.advise.places import Estimate
 from specscope.traces.advise.question import Question
 from specscope.traces.papers.clusters import PublishedSpeeds, published
 from specscope.traces.papers.rows import numbers
@@ -129,18 +131,34 @@ def compared(source: Mapping[str, Any], one: PublishedSpeeds) -> Iterator[Winner
     methods = tuple(dict.fromkeys(key for found in one.speedups.values() for key in found))
     asked = {**source["question"], **one.asked}
     answer = advise(Question(**asked, batches=tuple(one.speedups), methods=methods))
-    for batch, speedups in one.speedups.items():
+    for batch in one.speedups:
         name = one.name if len(one.speedups) == 1 else f"{one.name}, batch {batch}"
-        yield _row(name, answer, batch, speedups, one.plain.get(batch))
+        yield _row(name, answer, batch, one)
 
 
-def _row(
-    name: str, answer: Answer, batch: int, speedups: Mapping[str, float], plain: float | None
-) -> WinnerRow:
+def _row(name: str, answer: Answer, batch: int, one: PublishedSpeeds) -> WinnerRow:
     best = {option.key: option for option in reversed(answer.at(batch))}
-    advised = {key: best[key].speed for key in speedups if key in best}
-    ratio = best[BASELINE].tokens_per_second / plain if plain else None
+    speedups, plain = one.speedups[batch], one.plain.get(batch)
+    share = _prefill(answer, best[BASELINE]) if batch in one.longer else 0.0
+    advised = {
+        key: Likely(*(_with_prefill(end, share, one.longer.get(batch, 1.0)) for end in best[key].speed))
+        for key in speedups
+        if key in best
+    }
+    ratio = best[BASELINE].tokens_per_second / plain / (1 + share) if plain else None
     return WinnerRow(name, speedups, advised, answer.best(batch).key, ratio)
+
+
+def _prefill(answer: Answer, plain: Option) -> float:
+    """Return the time of all prompts over that of plain decoding after them."""
+    question, one = answer.question, Estimate(answer.question, plain.way, plain.batch)
+    prompts = one.latency("target", one.each * question.context, 0, one.each)
+    return prompts * plain.tokens_per_second / (1e6 * question.tokens * plain.batch)
+
+
+def _with_prefill(speedup: float, share: float, longer: float) -> float:
+    """Return a speed-up of whole runs, prefill included, of which the method's has more tokens."""
+    return (1 + share) / (share / longer + 1 / speedup)
 
 
 def table_lines(tables: Sequence[WinnerTable], *, rows: bool) -> Iterator[str]:

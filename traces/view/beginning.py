@@ -1,4 +1,4 @@
-"""The document of runs whose beginning is drawn; the figures are those of whole runs."""
+"""A report that draws only the first spans; its figures are those of whole runs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from specscope.engine.errors import UsageError
 from specscope.engine.layout import LayerParallel, Pipelined
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile
-from specscope.engine.simulate.roofline import Hardware, Model
+from specscope.engine.simulate.roofline import Hardware, PublishedModel
 from specscope.traces.facts import waiting
 from specscope.traces.facts.imported import origin
 
@@ -82,7 +82,7 @@ class OwnTimes:
         latencies = {kind: latency}
         return Profile(name, name, name, kind, self.devices, hardware, {}, {}, latencies)
 
-    def _model(self, title: str, line: ForwardTime, width: int, after: float) -> Model:
+    def _model(self, title: str, line: ForwardTime, width: int, after: float) -> PublishedModel:
         def us(rows: float, context: float, batch: float) -> float:
             return after + line(rows, context, batch)
 
@@ -95,7 +95,7 @@ class OwnTimes:
         }  # its times do not use them
         speed = 1e6 / us(1, 0, 1)
         more: dict[str, Any] = {"dtype": "float32", "gpus": width, "speed": speed, "source": self.run}
-        return Model(title, **shape, **more, measured=us)
+        return PublishedModel(title, **shape, **more, measured=us)
 
     def sentences(self) -> list[str]:
         found = [f"{_text('target', self.target)} and {self.after / 1e3:.1f} ms until the next work"]

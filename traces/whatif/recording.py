@@ -80,7 +80,7 @@ class RecordedRun:
         if self.own and self.trace.forks:
             return True
         tests = [test for output in self.outputs for test in output.tests.values()]
-        return self.old is None and all(len(test.top_q) > 1 for test in tests)
+        return self.old is None and bool(tests) and all(len(test.top_q) > 1 for test in tests)
 
     @property
     def has_ids(self) -> bool:

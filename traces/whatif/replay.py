@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from specscope.engine.simulate.profile import Profile, profiles
 from specscope.engine.simulate.records import MOST_GPUS
 from specscope.engine.types import check_range
 from specscope.traces.facts.requests import load_of
-from specscope.traces.whatif.drawn import outcome, unchanged
+from specscope.traces.whatif.drawn import Outcome, outcome, unchanged
 from specscope.traces.whatif.driven import check_drafts, check_method
 from specscope.traces.whatif.own_times import Error, OwnTimes, own_times
 from specscope.traces.whatif.own_times import check_method as check_own
@@ -129,19 +129,47 @@ def _what_if(trace: Trace, change: Change, profile: Profile, pair: str | None) -
         elif kept and plain:
             replay = retimed(trace, layout, cluster, profile.latency(pair), plain.header)
         else:
-            options: dict[str, Any] = {"limits": script.limits, "load": _load(trace.header)}
-            options["finished"] = Finished(script.finished)
-            replay = script.restored(cluster.run(method.key, *script.prompts, config=config, **options))
-            check_drafts(recording, replay)
+            replay = _replay(script, cluster, method, config)
     found = unchanged(trace, same=same) if kept else outcome(script, replay)
     notes = (*recording.notes, *found.notes)
-    facts = {"run": trace.header.run_id, "decided": found.decided, "drawn": found.drawn, "notes": [*notes]}
     group = uuid.uuid4().hex[:12]
     for rows in filter(None, (replay, plain)):
-        environment = {**rows.header.environment, "whatif": facts}
-        rows.header = replace(rows.header, environment=environment, group=group)
+        _mark(rows, trace, found, notes, group)
     seconds = time.perf_counter() - began
     return WhatIf(trace, replay, plain, found.decided, found.drawn, found.differs, notes, seconds)
+
+
+def replayed(
+    trace: Trace, profile: Profile, key: str, config: Mapping[str, Any], context: int, group: str
+) -> Trace:
+    """Return the replay of a stored run by a method on a cluster, after a prompt of so many tokens.
+
+    Raises:
+        UsageError: The run cannot drive the method.
+    """
+    method = find(key)
+    recording = read(trace, way_of(method.configure(config)))
+    check_method(recording, method, config)
+    script = script_of(recording, largest="threshold" in config, context=context)
+    with specscope.open(script.pair, runtime="virtual", profile=profile, tokens=script.tokens) as cluster:
+        replay = _replay(script, cluster, method, config)
+    found = outcome(script, replay)
+    _mark(replay, trace, found, (*recording.notes, *found.notes), group)
+    return replay
+
+
+def _replay(script: Script, cluster: Cluster, method: Method, config: Mapping[str, Any]) -> Trace:
+    options: dict[str, Any] = {"limits": script.limits, "load": _load(script.recording.trace.header)}
+    options["finished"] = Finished(script.finished)
+    replay = script.restored(cluster.run(method.key, *script.prompts, config=config, **options))
+    check_drafts(script.recording, replay)
+    return replay
+
+
+def _mark(rows: Trace, trace: Trace, found: Outcome, notes: Sequence[str], group: str) -> None:
+    """Let a replay say what it is of."""
+    facts = {"run": trace.header.run_id, "decided": found.decided, "drawn": found.drawn, "notes": [*notes]}
+    rows.header = replace(rows.header, environment={**rows.header.environment, "whatif": facts}, group=group)
 
 
 def _plain(script: Script, cluster: Cluster, method: Method, config: Mapping[str, Any]) -> Trace | None:

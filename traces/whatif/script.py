@@ -144,10 +144,11 @@ class Script:
         return replace(d, token=token, **kept)
 
 
-def script_of(recording: RecordedRun, *, largest: bool = False) -> Script:
+def script_of(recording: RecordedRun, *, largest: bool = False, context: int = 0) -> Script:
     """Return the script of a recording.
 
-    How sure the drafter is, is its draft's q; with `largest` its largest probability.
+    How sure the drafter is, is its draft's q; with `largest` its largest probability. Prompts have
+    so many tokens of context, the recorded ones if 0.
     """
     header = recording.trace.header
     fresh = count(_END + 1)
@@ -158,6 +159,8 @@ def script_of(recording: RecordedRun, *, largest: bool = False) -> Script:
         return tuple(next(fresh) if token == NO_TOKEN else numbers[token] for token in tokens)
 
     prompts = tuple(renumbered(output.prompt) or (_PROMPT,) for output in recording.outputs)
+    if context:
+        prompts = tuple(((_PROMPT,) * context + prompt)[-context:] for prompt in prompts)
     texts = [renumbered(output.target) for output in recording.outputs]
     ends = {int(token) for token in header.limits.get("eos", ())}
     for i, output in enumerate(recording.outputs):

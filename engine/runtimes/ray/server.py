@@ -23,7 +23,7 @@ from specscope.engine.errors import ModelError
 from specscope.engine.runtimes.process import Setup
 from specscope.engine.runtimes.ray.worker import Located, bytes_of, with_bytes, written_rows
 from specscope.engine.worker.host import Host, outcome
-from specscope.engine.worker.jobs import Connect, Drop, Job, Link, Load, Reply
+from specscope.engine.worker.jobs import Connect, Drop, Job, Link, LoadModel, Reply
 
 GROUPS = {"control": 1, "beside": 4}
 """Concurrency group -> threads: for control jobs, and for calls beside all jobs."""
@@ -81,7 +81,7 @@ class RayServer:
         try:
             return self._host.handle(job, lambda: number in self._stopped)
         except ModelError as error:
-            where = f"{self._node} cannot load a model: " if isinstance(job, Load) and self._node else ""
+            where = f"{self._node} cannot load a model: " if isinstance(job, LoadModel) and self._node else ""
             raise ModelError(f"{where}{error}") from error
 
     def _link(self, job: Link) -> Reply:

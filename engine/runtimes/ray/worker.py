@@ -33,7 +33,7 @@ from specscope.engine.worker.jobs import (
     Judge,
     JudgeAll,
     Link,
-    Load,
+    LoadModel,
     Preparation,
     Propose,
     Reply,
@@ -49,7 +49,7 @@ LATE = 2
 """Checks without an answer after which a node is called."""
 SILENT = 7
 """Checks without an answer after which a worker is given up."""
-SLOW = Load | Connect | Link
+SLOW = LoadModel | Connect | Link
 """Jobs that may take long."""
 SILENT_LONG = 60
 """The same while it has one of these."""

@@ -22,7 +22,7 @@ from specscope.engine.heads.packed import Frozen, Texts
 from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.slots import Rows
 from specscope.engine.training.data import Corpus
-from specscope.engine.training.loop import Progress, Training
+from specscope.engine.training.loop import Training, TrainingProgress
 from specscope.engine.training.target_text import fingerprint
 
 HELD_OUT = 50
@@ -135,7 +135,7 @@ def stored_features(
             texts = range(first, min(first + TEXTS, len(corpus.repeats)))
             _write(path, corpus, texts, decoder, layers, origin, training.cancel)
             done = int(corpus.starts[texts.stop])
-            training.progress(Progress("features", done, len(corpus.ids), nan))
+            training.progress(TrainingProgress("features", done, len(corpus.ids), nan))
         parts.append(_open(path, origin).get_tensor(_NAME))
     return torch.cat(parts)
 

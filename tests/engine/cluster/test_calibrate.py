@@ -13,13 +13,21 @@ import torch
 
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster import calibrate as measuring
-from specscope.engine.cluster.calibrate import FULL, QUICK, Cell, Plan, Times, calibrate, profile_text
+from specscope.engine.cluster.calibrate import (
+    FULL,
+    QUICK,
+    CalibrationPlan,
+    Cell,
+    Times,
+    calibrate,
+    profile_text,
+)
 from specscope.engine.errors import UsageError
 from specscope.engine.simulate.profile import Profile
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model.tiny import CONTEXT
 
-PLAN = Plan((1, 3, 8), (0, 16), (1, 2), 3)
+PLAN = CalibrationPlan((1, 3, 8), (0, 16), (1, 2), 3)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +85,7 @@ def test_the_file_loads_with_the_measured_times(calibration, tmp_path: Path):
 def test_a_target_alone_has_a_pair_without_a_drafter(pair, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(measuring, "_hop", lambda _: Times(3.0, 2.0, 4.0))  # starts a process, as above
     alone = replace(pair, drafter_path=None)
-    calibration = calibrate(alone, Plan((1,), (0,), (1,), 1), "cpu", lambda _: None)
+    calibration = calibrate(alone, CalibrationPlan((1,), (0,), (1,), 1), "cpu", lambda _: None)
     path = tmp_path / "alone.toml"
     path.write_text(profile_text(calibration, "alone"), encoding="utf-8")
     assert Profile.read(path).latency().drafter is None
@@ -102,9 +110,9 @@ def test_a_plan_keeps_within_positions_and_memory(pair, monkeypatch):
     assert QUICK.within([model]).contexts == (0,)
     # A row takes 2 * 3 layers * 2 heads * 8 * 4 bytes = 384; 16 rows fit 4 times, not 16 times.
     monkeypatch.setattr(measuring, "KV_LIMIT", 384 * 16 * 5)
-    assert Plan((16,), (0,), (1, 4, 16), 1).within([model]).batches == (1, 4)
+    assert CalibrationPlan((16,), (0,), (1, 4, 16), 1).within([model]).batches == (1, 4)
     monkeypatch.setattr(measuring, "KV_LIMIT", 1)
-    assert Plan((16,), (0,), (1, 4, 16), 1).within([model]).batches == (1,)
+    assert CalibrationPlan((16,), (0,), (1, 4, 16), 1).within([model]).batches == (1,)
 
 
 def test_a_timed_forward_removes_its_rows_and_computes_logits_like_a_verification(pair, monkeypatch):
@@ -118,7 +126,7 @@ def test_a_timed_forward_removes_its_rows_and_computes_logits_like_a_verificatio
 
     monkeypatch.setattr(type(model), "forward", watch)
     monkeypatch.setattr(measuring, "READ", 4)
-    cells = [cell for cell, _ in measuring._turn(model, Plan((2, 8), (0, 5), (2,), 1))]
+    cells = [cell for cell, _ in measuring._turn(model, CalibrationPlan((2, 8), (0, 5), (2,), 1))]
     assert cells == [Cell(2, 0, 2), Cell(8, 0, 2), Cell(2, 5, 2), Cell(8, 5, 2)]
     fill = (10, 0, [0, 0])
     assert forwards == [(4, 4, [0, 0]), (16, 0, [0, 0]), fill, (4, 4, [5, 5]), (16, 0, [5, 5])]

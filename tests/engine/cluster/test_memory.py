@@ -14,7 +14,7 @@ from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.sizes import Split, model_size, shape_of
 from specscope.engine.cluster import memory
-from specscope.engine.cluster.memory import MACHINE, Memory, Part, RunSize, check_caches, parse_limits
+from specscope.engine.cluster.memory import MACHINE, Memory, ModelBytes, RunSize, check_caches, parse_limits
 from specscope.engine.errors import ModelError, OutOfMemory, UsageError
 from specscope.engine.layout import Packing
 from specscope.engine.model.cache import Cache
@@ -139,7 +139,7 @@ def test_limits_are_per_device_and_other_cores_share_the_machine():
     limited = Memory(parse_limits("0=1GiB, 2=5MB", CORES), lambda _: 77)
     assert [limited.free(core) for core in CORES] == [2**30, 77, 5_000_000]
     assert [limited.name(core) for core in CORES] == ["cpu:0", MACHINE, "cpu:2"]
-    held_there = [Part("target", CORES[2], "all", 4_000_000, 1)]
+    held_there = [ModelBytes("target", CORES[2], "all", 4_000_000, 1)]
     assert limited.free(CORES[2], held_there) == 1_000_000
     assert limited.free(CORES[1], held_there) == 77, "a measurement has loaded models already"
 
@@ -154,7 +154,7 @@ def test_limits_are_per_device_and_other_cores_share_the_machine():
 )
 def test_what_does_not_fit_is_refused_with_what_would(dtype, free, advice):
     sizes = {"drafter": (CORES[0], 20_000_000), "target": (CORES[1], 80_000_000)}
-    parts = [Part(model, core, "all", size, 1, dtype) for model, (core, size) in sizes.items()]
+    parts = [ModelBytes(model, core, "all", size, 1, dtype) for model, (core, size) in sizes.items()]
     Memory(measure=lambda _: 100_000_000).check(parts, ())
     message = f"drafter and target: the weights take 100.0 MB in the memory of this machine, .*{advice}"
     with pytest.raises(ModelError, match=message) as error:

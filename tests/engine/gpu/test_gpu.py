@@ -129,6 +129,7 @@ def test_rounds_of_the_device_decide_as_rounds_with_a_host(name, sampling, opene
             trace = cluster.run(name, PROMPT, **how)
         if name in BY_HEADS or name == "tree":
             assert trace.token_ids() == expected.token_ids()
+            assert 0.9 < len(trace.rounds) / len(expected.rounds) < 1.1, "it drafts as well"
         else:
             check(trace, expected, tolerance=1e-3)
         on_one_device = DEVICE == "cuda" and torch.cuda.device_count() == 1

@@ -18,7 +18,7 @@ from specscope.engine.layout import Packing
 from specscope.engine.types import Prefix, Sampling
 from specscope.engine.worker.drafting import PackedForwards
 from specscope.engine.worker.host import Host
-from specscope.engine.worker.jobs import Begin, Grown, Load, Prefill
+from specscope.engine.worker.jobs import Begin, Grown, LoadModel, Prefill
 from tests.engine.model import tiny
 
 NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))
@@ -40,8 +40,8 @@ def new_host(
 ) -> Host:
     """Return a worker with a target and a head, after the target's prefill of the prefixes."""
     host = Host("worker")
-    host.handle(Load("target", partial(load, str(target), forward="static" if static else "eager")))
-    host.handle(Load("head", partial(load_head, str(head)), beside="target"))
+    host.handle(LoadModel("target", partial(load, str(target), forward="static" if static else "eager")))
+    host.handle(LoadModel("head", partial(load_head, str(head)), beside="target"))
     features = check_head(head, target).features or (-1,)
     host.handle(Begin(sampling, len(prefixes), capacity, tiny.VOCAB, Packing(), 1, features=features))
     host.handle(Prefill("target", tuple(prefixes)))

@@ -18,7 +18,7 @@ from specscope.engine.model.clock import StreamClock
 from specscope.engine.types import Limits, Prefix, Sampling
 from specscope.engine.worker.exchange import exchange_memory
 from specscope.engine.worker.host import Host
-from specscope.engine.worker.jobs import Begin, Join, Load, Prefill, Propose
+from specscope.engine.worker.jobs import Begin, Join, LoadModel, Prefill, Propose
 from specscope.traces.facts.metrics import measure
 from tests.engine.model import tiny
 from tests.engine.model.test_clock import FakeStream
@@ -48,7 +48,9 @@ class DrafterWorker:
         self.q = np.zeros((64, tiny.VOCAB), dtype=np.float32)
         self.host.q_buffers = {"mine": self.q}
         dtype = torch.float32
-        self.host.handle(Load("drafter", lambda: load(str(path), device="cpu", dtype=dtype, name="drafter")))
+        self.host.handle(
+            LoadModel("drafter", lambda: load(str(path), device="cpu", dtype=dtype, name="drafter"))
+        )
         self.begin(sampling)
 
     def begin(self, sampling: Sampling = WARM, run: int = 1) -> None:

@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_refused_before_a_head_is_loaded(
 
 def test_tokens_without_hidden_states_are_refused(pair):
     with specscope.open(pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.8") as cluster:
-        with pytest.raises(UsageError, match=r"that are bernoulli:0\.8 have none: leave tokens at pair"):
+        with pytest.raises(UsageError, match=r"that are bernoulli:0\.8 have none: set tokens to pair"):
             cluster.run("medusa", PROMPT, limits=Limits(4))
 
 

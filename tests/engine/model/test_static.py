@@ -9,7 +9,7 @@ import torch
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.drafting.tree import Wide
 from specscope.engine.model.clock import Clock
-from specscope.engine.model.fused import FusedDrafts, Given
+from specscope.engine.model.fused import DraftInputs, FusedDrafts
 from specscope.engine.model.slots import PAD, Rows
 from specscope.engine.model.static import ROWS, StaticSteps
 from specscope.engine.sampling.draws import Draws, Key, pick, pick_rows
@@ -161,7 +161,7 @@ def drafted(decoder, sampling, draws, fused):
         for slot, count in COUNTS.items()
         if not sampling.greedy
     ]
-    given, count = Given(list(COUNTS), logits, numbers), max(COUNTS.values())
+    given, count = DraftInputs(list(COUNTS), logits, numbers), max(COUNTS.values())
     found = fused.draft(cache, Wide(1, count).plans(count), given, sampling, Clock(), argmax=True)
     return found, cache
 
@@ -199,7 +199,7 @@ def test_graphs_are_used_again_whatever_the_seed_and_every_forward_has_its_facts
     decoder = llama()
     fused, (cache, logits) = FusedDrafts(decoder), filled(decoder)
     for seed in (1, 2):
-        given = Given([0, 1, 3], logits, [[[0.5]] * 3] * 3)
+        given = DraftInputs([0, 1, 3], logits, [[[0.5]] * 3] * 3)
         fused.draft(cache, Wide(1, 3).plans(3), given, Sampling(1.0, seed=seed), Clock())
     assert fused.count(cache) == 1
     found, _ = drafted(decoder, Sampling(), {}, fused)

@@ -18,8 +18,8 @@ from specscope.traces.facts.checks import check_rows
 
 @contextmanager
 def counting() -> Iterator[list[int]]:
-    """Count this process's rounds of the device: those that jobs asked for, and all."""
-    counts, run, launch = [0, 0], Rounds.run, Rounds._launch
+    """Count this process's rounds of the device: those that jobs asked for, all, those ahead."""
+    counts, run, launch = [0, 0, 0], Rounds.run, Rounds._launch
 
     def running(self, job):
         found = run(self, job)
@@ -28,6 +28,7 @@ def counting() -> Iterator[list[int]]:
 
     def launching(self, *args):
         counts[1] += 1
+        counts[2] += args[-1] is None
         return launch(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -221,7 +221,7 @@ def test_by_survival_each_request_has_its_own_length(cluster):
         ("autoregressive", MINEDRAFT, {}, "autoregressive drafts without a model"),
         ("llma", SURVIVAL, {}, "llma drafts without a model, so the policy survival has no effect"),
         ("medusa", MINEDRAFT, {}, "medusa drafts on the target's devices"),
-        ("ouroboros", BY_BATCH, {}, "ouroboros drafts until its draft has the length"),
+        ("ouroboros", BY_BATCH, {}, "ouroboros insists on its own draft length"),
         ("dsi", MINEDRAFT, {}, "dsi cannot run under load"),
     ],
 )

@@ -78,7 +78,8 @@ def test_rounds_of_the_device_write_the_host_s_rows(method, begins, sampling, cl
         check(cluster.run(method, prompt, **how), on_the_host(cluster, method, prompt, **how))
     if method == "speculative" or begins == "ahead":
         assert counted[0] > 2
-    assert (counted[1] > counted[0]) <= (begins == "ahead")
+    if method != "assisted":  # each of its rounds may have another length
+        assert (counted[2] > 0) == (begins == "ahead")
 
 
 def test_every_length_of_an_output_has_the_host_s_rows(cluster, ahead):
@@ -252,7 +253,7 @@ def test_the_first_run_of_a_graph_leaves_the_start_as_it_was(tmp_path, ahead):
         return compute
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specscope.engine.worker.device_rounds.graph_pool", lambda device: device)
+        patch.setattr("specscope.engine.worker.rounds.graph_pool", lambda device: device)
         patch.setattr("specscope.engine.worker.device_rounds.captured", captured)
         with one_device(tmp_path) as cluster:
             for sampling in SAMPLINGS[:2]:

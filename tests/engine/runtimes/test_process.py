@@ -19,7 +19,7 @@ from specscope.engine.runtimes import forks, process
 from specscope.engine.runtimes.process import ProcessWorker, Setup
 from specscope.engine.trace.events import Device, Footer, Span
 from specscope.engine.types import Limits
-from specscope.engine.worker.jobs import Load
+from specscope.engine.worker.jobs import LoadModel
 from tests.engine.runtimes.processes import (
     PROMPT,
     SPLIT,
@@ -126,7 +126,7 @@ def test_a_worker_has_the_variables_the_folder_and_the_outputs_of_its_request(
         assert second.pid in [process.pid for process in worker_processes(os.getpid())]
         assert server.pid not in [process.pid for process in worker_processes(os.getpid())]
         with pytest.raises(SpecScopeError, match=f"^blue {tmp_path} {second.pid}$"):
-            second.prepare(Load("target", surroundings))()
+            second.prepare(LoadModel("target", surroundings))()
         assert capfd.readouterr() == ("a printed line\n", "")
     finally:
         second.close()
@@ -138,9 +138,9 @@ def refuse(text):
 
 
 def test_a_wait_that_ctrl_c_ended_leaves_the_next_reply_to_its_job(worker):
-    worker.prepare(Load("target", partial(refuse, "one")))  # nobody waits for it any more
+    worker.prepare(LoadModel("target", partial(refuse, "one")))  # nobody waits for it any more
     with pytest.raises(SpecScopeError, match=r"^two$"):
-        worker.prepare(Load("target", partial(refuse, "two")))()
+        worker.prepare(LoadModel("target", partial(refuse, "two")))()
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_server_that_is_stopped_delays_neither_the_end_of_a_worker_nor_its_cod
         assert not worker.ended
         os.kill(worker.pid, signal.SIGSEGV)
         with pytest.raises(WorkerDied, match=rf"process {worker.pid}\) was killed by SIGSEGV"):
-            worker.prepare(Load("target", surroundings))()
+            worker.prepare(LoadModel("target", surroundings))()
         other.close()
         assert other.ended
         assert time.monotonic() - begun < 2
@@ -187,7 +187,7 @@ def test_a_stopped_worker_without_a_job_is_ended(quick, worker):
     while not worker.ended:
         time.sleep(0.01)
     with pytest.raises(WorkerDied, match="was stopped by a signal and was killed"):
-        worker.prepare(Load("target", surroundings))()
+        worker.prepare(LoadModel("target", surroundings))()
 
 
 @forks_workers

@@ -28,7 +28,7 @@ from specscope.engine.errors import ModelError, SpecScopeError, WorkerDied
 from specscope.engine.runtimes.process import Setup
 from specscope.engine.runtimes.ray.worker import RayWorker, References
 from specscope.engine.types import Limits, Sampling
-from specscope.engine.worker.jobs import Load
+from specscope.engine.worker.jobs import LoadModel
 from specscope.traces.database.store import Store
 from specscope.traces.view.document import view_model
 from tests.engine.runtimes.processes import PROMPT, at_span
@@ -125,7 +125,7 @@ def test_the_trace_has_the_clock_the_samples_and_the_reservation_of_each_node(on
 @pytest.mark.slow
 def test_a_node_without_the_model_or_with_another_specscope_or_none_is_named(on_ray, monkeypatch, tmp_path):
     (worker,) = on_ray.placement.workers_for(on_ray.placement.base).by_model["target"]
-    wait = worker.prepare(Load("elsewhere", partial(load, "/nowhere/at/all")))
+    wait = worker.prepare(LoadModel("elsewhere", partial(load, "/nowhere/at/all")))
     with pytest.raises(ModelError, match=r"node 2 \(.*\) cannot load a model: /nowhere/at/all: there is no"):
         wait()
     pid, worker.pid = worker.pid, 0

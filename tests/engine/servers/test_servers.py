@@ -15,6 +15,7 @@ from specscope.engine.errors import UsageError
 from specscope.engine.servers.address import KEY, Address, ServerError
 from specscope.engine.servers.checks import ACCEPTED, LENGTHS
 from specscope.engine.servers.counters import read_counters
+from specscope.engine.servers.kinds import find
 from specscope.engine.servers.recording import trace_of
 from specscope.engine.servers.steps import Answered, LlamaReader, VllmReader
 from specscope.engine.trace.events import Commit, Device, Header
@@ -100,6 +101,17 @@ def test_a_run_on_llama_cpp_is_a_trace_with_its_counts():
     ]
     assert isinstance(heard[0], Header)
     assert "".join(row.text for row in heard if isinstance(row, Commit)) == trace.text
+
+
+def test_a_server_is_told_the_flag_that_it_lacks_and_no_other():
+    counters = b"llamacpp:spec_decode_num_drafts_total 1\nllamacpp:spec_decode_num_draft_tokens_total 4\n"
+    counters += b"llamacpp:spec_decode_num_accepted_tokens_total 2\n"
+    with llama() as server:
+        said = [find(Address.of(server.url)).line]
+        server.answers["/metrics"] = counters
+        said.append(find(Address.of(server.url)).line)
+    assert ["With --metrics, the totals" in line for line in said] == [True, False]
+    assert ["Its totals are checked, too." in line for line in said] == [False, True]
 
 
 def test_a_chat_is_sent_in_the_models_template_so_that_ids_are_known():

@@ -14,7 +14,7 @@ from specscope.engine.heads.work import Work
 from specscope.engine.simulate.grid import Grid
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile, profiles
-from specscope.engine.simulate.roofline import Hardware, Model
+from specscope.engine.simulate.roofline import Hardware, PublishedModel
 
 ALL = [(name, pair) for name in profiles() for pair in Profile.load(name).pairs]
 GRIDS = ("A100-OPT", "ssd-5xH100")
@@ -76,7 +76,7 @@ def test_hand_computed_sums():
 def test_a_small_model_by_hand():
     hardware = Hardware("toy", bandwidth_gb_s=1, peak_tflops=1, link_gb_s=1, source="test")
     # Layer: 2 * 128^2 + 2 * 128 * 128 + 3 * 128 * 256 = 163,840; LM head: 128 * 1,000 = 128,000.
-    shape = Model("toy", 1, 128, 256, 1, 1000, "float32", 2, 500, "test")
+    shape = PublishedModel("toy", 1, 128, 256, 1, 1000, "float32", 2, 500, "test")
     latency = Latency("toy", shape, shape, hardware, 1, 1)
     assert shape.weights == 291_840
     # Streaming: 4 * 291,840 / 1e3 = 1,167.36 us; KV: 1,024 bytes = 1.024 us;
@@ -111,7 +111,7 @@ def test_section_3_1_six_drafts_take_twice_a_verification():
     assert 2 < 6 * latency("drafter", 1, 300) / latency("target", 7, 300) < 2.5
 
 
-def table_10() -> dict[str, tuple[Model, Hardware]]:
+def table_10() -> dict[str, tuple[PublishedModel, Hardware]]:
     pearl = [Profile.load(name) for name in profiles() if name.startswith("pearl-")]
     return {key: (model, profile.hardware) for profile in pearl for key, model in profile.models.items()}
 

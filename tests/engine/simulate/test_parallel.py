@@ -16,14 +16,14 @@ from specscope.engine.errors import UsageError
 from specscope.engine.model.fuzzy import layer_groups
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import FOLDER, Profile, parse
-from specscope.engine.simulate.roofline import ATTENTION_LAUNCHES, Hardware, Model
+from specscope.engine.simulate.roofline import ATTENTION_LAUNCHES, Hardware, PublishedModel
 from specscope.traces.papers import ems
 from specscope.traces.papers.easyspec import PAPER
 
 TOY = Hardware("toy", bandwidth_gb_s=1, peak_tflops=1, link_gb_s=1, source="test", collective_us=50)
 # 4 layers: attention 2 * 128^2 + 2 * 128 * 128 = 65,536 weights, MLP 3 * 128 * 256 = 98,304;
 # LM head 128,000.
-SHAPE = Model("toy", 4, 128, 256, 1, 1000, "float32", 1, 200, "test")
+SHAPE = PublishedModel("toy", 4, 128, 256, 1, 1000, "float32", 1, 200, "test")
 
 
 def toy(**changes: object) -> Latency:

@@ -16,7 +16,7 @@ from specscope.engine.cluster.capacity import spread
 from specscope.engine.errors import UsageError
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.simulate.records import record
-from specscope.engine.simulate.roofline import WEIGHT_BITS, Hardware, Model
+from specscope.engine.simulate.roofline import WEIGHT_BITS, Hardware, PublishedModel
 from specscope.engine.simulate.shapes import data, model_shape, with_card, with_shape
 
 BILLIONS = {
@@ -32,8 +32,8 @@ BILLIONS = {
 """Parameters that the models' pages at the hub print."""
 
 
-def model(shape: str, dtype: str = "bfloat16", gpus: int = 1, split: str = "tensor") -> Model:
-    return Model(**with_shape({"shape": shape}, ""), dtype=dtype, gpus=gpus, speed=1.0, split=split)
+def model(shape: str, dtype: str = "bfloat16", gpus: int = 1, split: str = "tensor") -> PublishedModel:
+    return PublishedModel(**with_shape({"shape": shape}, ""), dtype=dtype, gpus=gpus, speed=1.0, split=split)
 
 
 def card(name: str = "H100", engine: str = "graphs", **own: float) -> Hardware:
@@ -106,7 +106,7 @@ SIZES = st.sampled_from([64, 128, 192, 1024, 2880, 4096, 8192])
 
 
 @st.composite
-def models(draw: st.DrawFn) -> Model:
+def models(draw: st.DrawFn) -> PublishedModel:
     experts = draw(st.sampled_from([0, 0, 8, 128]))
     sizes: dict[str, Any] = {"layers": draw(st.integers(1, 96)), "dim": draw(SIZES), "ffn": draw(SIZES)}
     sizes |= {"kv_heads": draw(st.sampled_from([1, 2, 8, 32])), "vocab": draw(st.integers(1, 200_000))}
@@ -116,7 +116,7 @@ def models(draw: st.DrawFn) -> Model:
         "dtype": draw(st.sampled_from([*WEIGHT_BITS])),
         "split": draw(st.sampled_from(["layers", "tensor"])),
     }
-    return Model(
+    return PublishedModel(
         "drawn", source="drawn", gpus=draw(st.sampled_from([1, 2, 3, 8])), speed=1.0, **sizes, **kinds
     )
 
@@ -124,7 +124,7 @@ def models(draw: st.DrawFn) -> Model:
 CARDS = st.builds(card, st.sampled_from([*data("gpus")["cards"]]), st.sampled_from(["graphs", "eager"]))
 
 
-def computed(shape: Model, hardware: Hardware, rows: int, context: int, batch: int) -> float:
+def computed(shape: PublishedModel, hardware: Hardware, rows: int, context: int, batch: int) -> float:
     plain = replace(shape, speed=1e6 / shape.computed_us(hardware), computed=True)
     return plain.forward_us(hardware, rows * batch, context * batch, batch)
 

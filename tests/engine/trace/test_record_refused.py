@@ -100,7 +100,7 @@ def test_what_comes_too_late_is_refused(path):
         with pytest.raises(UsageError, match="prompt 2 was given after the first span"):
             rec.prompt("two")
         rec.round(drafted=[1, 2], accepted=2, emitted=[1])
-        with pytest.raises(UsageError, match="sequence 0 has a round after its end at token 1"):
+        with pytest.raises(UsageError, match="sequence 0 has ended at token 1, and no round may follow"):
             rec.round(emitted=[3])
     with pytest.raises(UsageError, match="is closed; end all work before close"), rec.span("verify"):
         pass

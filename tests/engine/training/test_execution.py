@@ -24,7 +24,7 @@ from specscope.engine.training.data import (
     SPECIALS,
     Corpus,
     Encoder,
-    Stream,
+    TokenStream,
     find_sources,
     is_held_out,
     read_documents,
@@ -37,8 +37,8 @@ from specscope.engine.training.loop import CHECKPOINTS, Training, ignore, read_l
 from specscope.engine.training.pair import new_model
 from specscope.engine.training.settings import PairOptions, Shape
 from specscope.engine.training.step import (
-    Execution,
     Phase,
+    TrainingDevices,
     learning_rate,
     losses,
     make_optimisers,
@@ -116,7 +116,7 @@ def test_automatic_precision_is_bf16_where_it_is_fast(monkeypatch):
 def test_each_process_computes_its_own_rows(options, monkeypatch):
     found = list[slice]()
     for process in range(3):
-        execution = Execution(options(out=Path("out"), accumulate=2))
+        execution = TrainingDevices(options(out=Path("out"), accumulate=2))
         for name, value in (("num_processes", 3), ("process_index", process)):
             monkeypatch.setattr(type(execution._accelerator), name, value)
         found += execution.parts(12)
@@ -128,7 +128,7 @@ def test_each_process_computes_its_own_rows(options, monkeypatch):
 def test_a_loss_that_is_not_finite_stops_the_training(options):
     model = small_model()
     model.get_parameter("model.norm.weight").data.fill_(float("inf"))
-    execution, losses_of = Execution(options(out=Path("out"))), losses_for(model)
+    execution, losses_of = TrainingDevices(options(out=Path("out"))), losses_for(model)
     refused(
         lambda: execution.update(model, (), lambda rows: losses_of(0, rows), 4, 0.5),
         r"the loss is nan; lower learning_rate from 0\.5$",
@@ -159,13 +159,13 @@ TWO_PROCESSES = """
 import json, os, sys
 import torch
 from pathlib import Path
-from specscope.engine.training.step import Execution, Losses
+from specscope.engine.training.step import TrainingDevices, Losses
 from specscope.engine.training.settings import Recipe
 
 rank = 0 if os.fork() else 1
 os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 options = Recipe(data=Path(), out=Path(), batch=4, accumulate=2, device="cpu", precision="fp32")
-execution = Execution(options)
+execution = TrainingDevices(options)
 torch.manual_seed(0)
 model, data = torch.nn.Linear(3, 1), torch.randn(4, 4)
 def losses_of(rows):
@@ -214,7 +214,7 @@ def test_two_processes_make_one_update_together(options, tmp_path):
 def make_stream(seed=0):
     """Documents 10, 20 20, 30 30 30, repeated 1, 2 and 3 times: 14 tokens an epoch."""
     ids = np.array([10, 20, 20, 30, 30, 30], dtype=np.uint16)
-    return Stream(Corpus(ids, np.array([0, 1, 3, 6]), np.array([1, 2, 3])), seed)
+    return TokenStream(Corpus(ids, np.array([0, 1, 3, 6]), np.array([1, 2, 3])), seed)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 1 << 20])

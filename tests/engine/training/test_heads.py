@@ -23,7 +23,7 @@ from specscope.engine.model.slots import Rows
 from specscope.engine.training import cli
 from specscope.engine.training.heads.features import Batches, features_of, stored_features
 from specscope.engine.training.heads.train import read_frozen, train_head
-from specscope.engine.training.loop import Progress, read_log
+from specscope.engine.training.loop import TrainingProgress, read_log
 from specscope.engine.training.settings import HEAD_DEFAULTS, HeadOptions
 from specscope.engine.training.target_text import read_text
 from tests.engine.training.tiny import parse, toy_corpus, train
@@ -89,7 +89,7 @@ def test_every_kind_learns_and_writes_its_files(kind, heads, text, trained):
 
 
 def test_a_head_starts_with_the_tensors_of_another(heads, text, tmp_path):
-    first, reports = train_head(heads(steps=20, text=text)), list[Progress]()
+    first, reports = train_head(heads(steps=20, text=text)), list[TrainingProgress]()
     more = heads("parallelspec_eagle", steps=1, learning_rate=1e-8, text=text, start=first)
     train_head(more, progress=reports.append)
     assert {p.phase for p in reports} == {more.kind}, "text and features are used again"

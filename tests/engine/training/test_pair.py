@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specscope.engine.errors import ModelError
-from specscope.engine.training.data import Corpus, Encoder, Stream, find_sources
-from specscope.engine.training.loop import Progress, read_log
+from specscope.engine.training.data import Corpus, Encoder, TokenStream, find_sources
+from specscope.engine.training.loop import TrainingProgress, read_log
 from specscope.engine.training.pair import new_model, train_pair
 from specscope.engine.training.settings import PairOptions, Shape
 from specscope.engine.training.step import learning_rate, losses, pick_device, plan
@@ -56,7 +56,7 @@ def test_a_killed_training_resumes_from_its_checkpoint(options, tmp_path, traine
         assert len(read_log(settings.out / "loss.jsonl")) == 17
         (checkpoints / "0-0000017.safetensors.part").touch()  # of a checkpoint in the making
         first = 11  # the checkpoint was step 10
-    reports = list[Progress]()
+    reports = list[TrainingProgress]()
     train_pair(settings, progress=reports.append, resume=True)
     assert [p.step for p in reports if p.phase == "target"] == list(range(first, 25))
     assert weights(settings.out) == weights(trained)
@@ -70,7 +70,9 @@ def test_the_drafter_is_distilled_from_the_saved_target(options, tmp_path):
     first = read_log(out / "loss.jsonl")[-1]
     sources = find_sources(settings.data)
     encode = Encoder(AutoTokenizer.from_pretrained(out / "target"))
-    stream = Stream(Corpus.read(sources, dict.fromkeys(sources, 1), settings.held_out, encode), settings.seed)
+    stream = TokenStream(
+        Corpus.read(sources, dict.fromkeys(sources, 1), settings.held_out, encode), settings.seed
+    )
     inputs, labels = map(torch.from_numpy, stream.batch(3 * 4 * 32, 4, 32))
     target = AutoModelForCausalLM.from_pretrained(out / "target", dtype=torch.float32).eval()
     with torch.no_grad():

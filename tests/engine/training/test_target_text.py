@@ -19,18 +19,18 @@ from specscope.engine.errors import ModelError, RunCancelled, UsageError
 from specscope.engine.heads.packed import Frozen, Learned
 from specscope.engine.model.attention import attention_parts
 from specscope.engine.training import pair
-from specscope.engine.training.data import ASSISTANT, BOS, Mixed, Stream, split_chat
+from specscope.engine.training.data import ASSISTANT, BOS, Mixed, TokenStream, split_chat
 from specscope.engine.training.heads.features import Batches
 from specscope.engine.training.heads.train import train_head
-from specscope.engine.training.loop import Progress, read_log
+from specscope.engine.training.loop import TrainingProgress, read_log
 from specscope.engine.training.measure import LoadedPair
 from specscope.engine.training.pair import distil_drafter, new_model, prune, save_model
 from specscope.engine.training.settings import DistilOptions, HeadOptions, Shape
 from specscope.engine.training.step import losses
 from specscope.engine.training.target_text import (
     PART,
+    AnswerWriter,
     Text,
-    Writer,
     chat_prompts,
     cut_prompts,
     fingerprint,
@@ -59,7 +59,7 @@ def eos(trained):
 def test_greedy_answers_equal_the_engines(trained, target, eos):
     pair = Pair.of(trained / "target", trained / "drafter")
     prompt = [BOS, *pair.encode_text("Once there was a")]
-    writer = Writer(target, repeat(np.array(prompt)), eos, (20, 30), seed=0, slots=32)
+    writer = AnswerWriter(target, repeat(np.array(prompt)), eos, (20, 30), seed=0, slots=32)
     texts = writer.run(32 * 30, ignore).finished
     ids, _ = LoadedPair.load(pair).write(prompt, 30, Sampling())
     greedy = [text for text in texts if list(text.ids) == prompt + ids]
@@ -71,7 +71,7 @@ def test_greedy_answers_equal_the_engines(trained, target, eos):
 def test_slots_are_reused_and_answers_cut_off(target):
     steps, eos = list[int](), tuple(range(0, 320, 5))
     prompts = (np.array([BOS, 20 + i % 5, *range(30, 30 + i % 4)]) for i in range(10_000))
-    writer = Writer(target, prompts, eos, (6, 7), seed=0, slots=16)
+    writer = AnswerWriter(target, prompts, eos, (6, 7), seed=0, slots=16)
     written = writer.run(400, lambda written: steps.append(written.tokens))
     assert steps == list(range(16, 401, 16))
     assert len(written.finished) > 16 + 20
@@ -93,7 +93,7 @@ def test_all_slots_share_one_attention_call(target, eos, monkeypatch):
 
     monkeypatch.setattr("specscope.engine.model.decoder.attention_parts", counted)
     prompts = (np.array([BOS, *range(20, 21 + i)]) for i in range(1000))
-    Writer(target, prompts, (), (30, 8), seed=0, slots=8).run(8 * 4, ignore)
+    AnswerWriter(target, prompts, (), (30, 8), seed=0, slots=8).run(8 * 4, ignore)
     assert calls[0] == 8, "the prefill reads each prompt at its own length"
     assert calls[1:] == [1] * 4
 
@@ -190,7 +190,7 @@ def test_text_is_stored_as_small_as_its_ids_fit_and_read(trained, tmp_path, larg
     assert (text.ids.dtype, text.ids.tolist()) == (dtype, [1, largest, 5, 1, 7])
     assert (text.starts.tolist(), text.repeats.tolist()) == ([0, 3, 5], [1, 1])
     assert text.answers.tolist() == [2, 4]
-    inputs, _ = Stream(text, 0).batch(0, 1, 5)
+    inputs, _ = TokenStream(text, 0).batch(0, 1, 5)
     assert sorted(inputs[0].tolist()) == [1, 1, 5, 7, largest]
 
 
@@ -279,7 +279,7 @@ def test_facts_extend_the_facts_of_the_pair_and_the_text_is_reused(distil, strai
     assert new["method"].startswith(old["method"])
     assert "cut from 32 to 24 units" in new["method"]
     assert str(trained) not in json.dumps(new)
-    again, reports = distil(text=straight / "written.safetensors"), list[Progress]()
+    again, reports = distil(text=straight / "written.safetensors"), list[TrainingProgress]()
     distil_drafter(again, progress=reports.append)
     assert "written" not in {p.phase for p in reports}
     model = "drafter/model.safetensors"
@@ -303,7 +303,7 @@ def test_a_training_killed_while_it_writes_the_drafter_resumes(distil, straight,
 
 
 def test_mixed_batches_have_the_share_of_each_stream():
-    streams = [Stream(toy_corpus(list(range(a, a + 100))), 0) for a in (1000, 2000)]
+    streams = [TokenStream(toy_corpus(list(range(a, a + 100))), 0) for a in (1000, 2000)]
     inputs, labels = Mixed(*streams, 0.75).batch(2 * 4 * 10, 4, 10)
     assert (inputs[:3] < 2000).all()
     assert (inputs[3] >= 2000).all()

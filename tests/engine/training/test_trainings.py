@@ -6,7 +6,7 @@ import pytest
 
 from specscope.engine.errors import RunCancelled
 from specscope.engine.training.heads.train import train_head
-from specscope.engine.training.loop import Progress
+from specscope.engine.training.loop import TrainingProgress
 from specscope.engine.training.pair import distil_drafter, train_pair
 from specscope.engine.training.settings import Shape
 from tests.engine.training.tiny import refused, stop_after
@@ -43,7 +43,7 @@ RESUMED = {
 
 @pytest.mark.parametrize(("training", "changed", "stops"), RESUMED.values(), ids=RESUMED)
 def test_resumed_training_ends_with_the_same_bits(training, changed, stops, made, tmp_path):
-    train, reports = TRAIN[training], list[Progress]()
+    train, reports = TRAIN[training], list[TrainingProgress]()
     straight, parts = (made(training, **changed, out=tmp_path / name) for name in ("straight", "parts"))
     train(straight)
     for resume, (phase, step) in enumerate(stops):

@@ -50,11 +50,18 @@ def scheduled(
     news: list[Some] | None = None,
     finished: tuple[str, ...] = (),
     computed: dict[str, int] | None = None,
+    outputs: dict[str, int] | None = None,
 ) -> Some:
-    cached = computed or {}
+    """Return what a scheduler asks for; `outputs` are the tokens that it knows or expects."""
+    cached = dict.fromkeys(outputs or {}, 0) | (computed or {})
+    known = dict.fromkeys(cached, 100) | (outputs or {})
     return Some(
         scheduled_new_reqs=news or [],
-        scheduled_cached_reqs=Some(req_ids=[*cached], num_computed_tokens=[*cached.values()]),
+        scheduled_cached_reqs=Some(
+            req_ids=[*cached],
+            num_computed_tokens=[*cached.values()],
+            num_output_tokens=[*known.values()],
+        ),
         num_scheduled_tokens=fed,
         finished_req_ids={*finished},
     )

@@ -22,15 +22,16 @@ from specscope.engine.errors import UsageError
 from specscope.engine.trace.appended import Process
 from specscope.engine.trace.trace import Trace
 from specscope.engine.vllm import chances, plugin, sender, watch, writer
-from specscope.engine.vllm.chances import Asked, Rows
+from specscope.engine.vllm.chances import Asked, ChanceRows
 from specscope.engine.vllm.clock import Events
 from specscope.traces.facts.checks import check
 from specscope.traces.facts.metrics import measure
 from specscope.traces.imports.reading import read_traces
 from tests.engine.vllm.runners import V1, V2, VOCAB, Play, new, scheduled, worker
 
+AGAIN = "vLLM dropped sampled tokens and samples them again after 1 of 2 recorded ones"
 RUNNERS = pytest.mark.parametrize("kind", [V1, V2])
-TOLD = {"finished": [], "new": [], "fed": {}, "names": [], "lost": 0, "spans": [], "cost": 0}
+TOLD = {"finished": [], "new": [], "known": {}, "fed": {}, "names": [], "lost": 0, "spans": [], "cost": 0}
 
 
 class Server:
@@ -51,9 +52,9 @@ class Server:
         """Run a step of one play, whose requests were fed their drafts and one token, or `fed`."""
         play = play or Play()
         fed = {name: 1 + len(draft) for name, (draft, _) in play.requests.items()} | more.pop("fed", {})
-        self.runner.play = play
+        self.runner.play, grammar = play, more.pop("grammar", None)
         if self.worker.execute_model(scheduled(fed, **more)) is None:
-            output, taken = self.runner.sample_tokens(None)
+            output, taken = self.runner.sample_tokens(grammar)
             assert not isinstance(output, list)
             self.outputs.append(taken.tolist())
 
@@ -155,7 +156,7 @@ def test_a_long_prompt_in_parts_a_preemption_and_an_abort(kind, folder):
     server.step(first, fed={"a": 2}, news=[new("a", [1, 2, 3])])
     server.step(Play(a=([], [4])), fed={"a": 1}, computed={"a": 2})
     again = [new("a", [1, 2, 3], known=[1, 2, 3, 4])] if kind is V2 else []
-    server.step(Play(a=([], [5])), fed={"a": 4}, news=again, computed={} if again else {"a": 0})
+    server.step(Play(a=([], [5])), fed={"a": 4}, news=again, outputs={} if again else {"a": 1})
     server.step(None, finished=("a",))
     (trace,) = server.end()
     fed = [(s.kind, s.rows, s.context) for s in trace.spans if s.kind in ("prefill", "verify")]
@@ -176,7 +177,42 @@ def test_tokens_that_are_sampled_again_end_the_recording(folder):
     server.step(Play(a=([], [6])), fed={"a": 3}, news=[new("a", [1, 2], known=[1, 2, 4])])
     (trace,) = server.end()
     assert trace.status == "failed"
-    assert trace.footer.error == "vLLM was preempted and sampled tokens again after 1 of 2 recorded ones"
+    assert trace.footer.error == AGAIN
+
+
+@RUNNERS
+def test_an_output_that_the_scheduler_drops_ends_the_recording(kind, folder):
+    """With asynchronous scheduling a preemption may drop what is under way."""
+    server = Server(kind(), folder)
+    server.step(Play(a=([], [4]), b=([], [4])), fed={"a": 2, "b": 2}, news=[new("a", [1, 2]), new("b", [3])])
+    under_way = {"outputs": {"a": 1, "b": 1}}
+    server.step(Play(a=([5, 6], [5, 7]), b=([5, 6], [5, 7])), **under_way)
+    server.step(Play(a=([], [8])), outputs={"a": 3}, fed={"a": 5})  # preempted, but nothing was dropped
+    server.step(Play(a=([1, 1], [9]), b=([], [5])), outputs={"a": 6, "b": 1}, fed={"b": 3})
+    server.step(Play(b=([], [7])), outputs={"b": 2})
+    found = by_prompt(server.end())
+    assert found[1, 2].token_ids() == [4, 5, 7, 8, 9]
+    assert (found[3,].token_ids(), found[3,].status) == ([4, 5, 7], "failed")
+    assert found[3,].footer.error == AGAIN.replace("1 of 2", "1 of 3")
+
+
+@RUNNERS
+def test_drafts_that_a_grammar_refuses_are_not_counted(kind, folder):
+    """With asynchronous scheduling the runner is fed all; vLLM counts the allowed ones."""
+    server = Server(kind(q=True), folder)
+    server.step(Play(a=([], [4]), b=([], [4])), fed={"a": 2, "b": 2}, news=[new("a", [1, 2]), new("b", [3])])
+    grammar = Some(structured_output_request_ids=["b"], num_acceptable_drafts=[2], grammar_bitmask=None)
+    drafts = [5, 6, 7], [5, 9]
+    server.step(Play(a=drafts, b=drafts), grammar=grammar)
+    grammar.num_acceptable_drafts = None
+    server.step(Play(a=drafts, b=drafts), grammar=grammar)
+    found = by_prompt(server.end())
+    assert [(r.drafted, r.accepted) for r in found[1, 2].rounds] == [(3, 1), (3, 1)]
+    assert [(r.drafted, r.accepted) for r in found[3,].rounds] == [(2, 1), (3, 1)]
+    tested = [(d.token, d.outcome, d.p) for d in found[3,].decisions if d.step == 1]
+    assert [one[:2] for one in tested] == [(5, "accepted"), (6, "rejected"), (9, "corrected")]
+    assert {p for *_, p in tested} == {1 / VOCAB}
+    assert [s.rows for s in found[3,].spans if s.kind == "verify"] == [4, 4]
 
 
 def test_a_request_whose_first_tokens_were_not_recorded_has_no_file(folder):
@@ -264,7 +300,7 @@ def test_a_stop_string_is_no_abort_and_names_are_no_paths(folder, hidden):
 
 
 @RUNNERS
-@pytest.mark.parametrize("where", ["Step", "Rows", "fetched"])
+@pytest.mark.parametrize("where", ["Step", "ChanceRows", "fetched"])
 def test_a_hook_that_fails_is_one_line_and_gone(kind, where, folder, monkeypatch, caplog):
     server = Server(kind(), folder)
     server.step(Play(a=([], [4])), fed={"a": 2}, news=[new("a", [1, 2])])
@@ -430,7 +466,7 @@ def test_p_is_of_the_request_s_settings(asked, expected):
     """Beside a request with other settings; the logits are as before."""
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 3, dtype=torch.float64).log()
     before = logits.clone()
-    p = chances.target(logits, Rows([Asked(1.0, 1, 1.0), asked], [0, 1]))
+    p = chances.target(logits, ChanceRows([Asked(1.0, 1, 1.0), asked], [0, 1]))
     assert torch.equal(logits, before)
     assert p[0].tolist() == [1, 0, 0, 0]
     for row in p[1:]:

@@ -13,7 +13,7 @@ from specscope.engine.simulate.oracle import Scripted
 from specscope.engine.types import NO_TREE, Draft, DraftToken, Prefix, Sampling
 from specscope.engine.worker import host as host_module
 from specscope.engine.worker.host import Host
-from specscope.engine.worker.jobs import Begin, Judge, Load, Prefill, Score
+from specscope.engine.worker.jobs import Begin, Judge, LoadModel, Prefill, Score
 from tests.engine.model.tiny import CONTEXT, VOCAB, reference, save
 from tests.engine.worker.harness import chains
 
@@ -27,7 +27,7 @@ GREEDY = Sampling()
 
 def host(loader, sampling=GREEDY, vocab_size=97, sequences=1):
     worker = Host("worker")
-    worker.handle(Load("target", loader))
+    worker.handle(LoadModel("target", loader))
     worker.handle(Begin(sampling, sequences, 64, vocab_size, Packing()))
     return worker
 

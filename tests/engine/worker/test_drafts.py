@@ -15,7 +15,7 @@ from specscope.engine.model.fused import FusedDrafts
 from specscope.engine.model.language import never
 from specscope.engine.types import Damping, Prefix, Sampling
 from specscope.engine.worker.host import Host
-from specscope.engine.worker.jobs import Begin, Fan, Load, Prefill
+from specscope.engine.worker.jobs import Begin, Fan, LoadModel, Prefill
 from tests.engine.model.test_clock import FakeStream
 from tests.engine.worker.harness import chains
 
@@ -35,7 +35,7 @@ class Drafter:
         self.sampled = not sampling.greedy
         self.host, self.q = Host("drafter"), np.zeros((99, VOCAB), dtype=np.float32)
         self.host.handle(
-            Load("drafter", partial(load, path, name="drafter", forward="static" if static else "eager"))
+            LoadModel("drafter", partial(load, path, name="drafter", forward="static" if static else "eager"))
         )
         self.host.q_buffers = {"drafter": self.q}
         self.host.handle(Begin(sampling, 3, room, VOCAB, Packing(**packing), 1))

@@ -22,7 +22,7 @@ from specscope.engine.trace.events import Footer
 from specscope.engine.types import Limits, Sampling
 from specscope.engine.worker import memory
 from specscope.engine.worker.forwards import Forwards
-from specscope.engine.worker.jobs import Begin, Load, Reply
+from specscope.engine.worker.jobs import Begin, LoadModel, Reply
 from specscope.engine.worker.memory import out_of_memory
 from tests.engine.worker.harness import chains, scripted_cluster
 
@@ -74,7 +74,7 @@ def test_errors_of_allocators_name_device_model_bytes_and_what_is_free(monkeypat
     while trace is not None:
         assert "kept" not in trace.tb_frame.f_locals, "intermediate results are freed"
         trace = trace.tb_next
-    load = out_of_memory(raised(fail), "cuda:0", Load("target", Forwards), FORWARDS)
+    load = out_of_memory(raised(fail), "cuda:0", LoadModel("target", Forwards), FORWARDS)
     assert str(load).startswith("cuda:0 has no memory for loading the target: ")
     again = pickle.loads(pickle.dumps(found))
     assert (str(again), vars(again)) == (str(found), vars(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specscope.app.render.advise import html
 from specscope.engine.errors import OutOfMemory
 from specscope.engine.simulate.roofline import WEIGHT_BITS
 from specscope.engine.simulate.shapes import data
-from specscope.traces.advise.answer import estimates, plain_estimate
+from specscope.traces.advise.answer import advise, estimates, plain_estimate
+from specscope.traces.advise.others import KINDS, Other
 from specscope.traces.advise.question import Question
-from specscope.traces.advise.words import refusal
+from specscope.traces.advise.words import facts, refusal
 from specscope.traces.lab.plan import default
 
 KNOWN = ("llama-3.1-70b", "llama-3.1-8b", "qwen3-0.6b", "qwen3-30b-a3b", "mixtral-8x7b")
@@ -75,6 +78,10 @@ def questions(draw: st.DrawFn) -> dict[str, Any]:
         "batches": (draw(st.sampled_from((1, 2, 7, 64))),),
         "context": draw(st.sampled_from((1, 100, 4096, 1 << 17, 1 << 20))),
         "engine": draw(st.sampled_from(("graphs", "eager"))),
+        "others": tuple(
+            Other(kind, (low, high), tuple(draw(st.lists(st.floats(0.01, 0.99), max_size=3))))
+            for kind in draw(st.lists(st.sampled_from(tuple(KINDS)), unique=True))
+        ),
         "methods": tuple(draw(st.lists(st.sampled_from(KEYS), unique=True, min_size=1, max_size=2))),
     }
 
@@ -106,9 +113,65 @@ def fastest(fields: dict[str, Any]) -> float:
     return max(one.tokens_per_second for one in (plain, *found))
 
 
+any_cluster = given(questions(), cards(), links, st.floats(1, 4), st.floats(1, 20), st.floats(0.01, 1))
+
+
 @settings(max_examples=30, deadline=None)
-@given(questions(), cards(), links, st.floats(1, 4), st.floats(1, 20), st.floats(0.01, 1))
+@any_cluster
 def test_more_memory_or_faster_links_never_make_the_answer_slower(fields, card, link, memory, wider, waits):
+    never_slower(fields, card, link, memory, wider, waits)
+
+
+@pytest.mark.timeout(1800)
+@settings(max_examples=170, deadline=None)
+@any_cluster
+def test_the_same_of_500_clusters_and_models(fields, card, link, memory, wider, waits):
+    """An example has three clusters."""
+    never_slower(fields, card, link, memory, wider, waits)
+
+
+@settings(max_examples=4, deadline=None)
+@given(questions(), cards(), links)
+def test_any_question_is_answered_or_refused_in_one_line(fields, card, link):
+    answered_or_refused(fields, card, link)
+
+
+@pytest.mark.timeout(1800)
+@settings(max_examples=20, deadline=None)
+@given(questions(), cards(), links)
+def test_the_same_of_20_questions(fields, card, link):
+    answered_or_refused(fields, card, link)
+
+
+def answered_or_refused(fields: dict[str, Any], card: dict[str, Any], link: dict[str, float]) -> None:
+    """Run the placements of a question, and read its answer."""
+    with hardware(card, link):
+        refused, answer = "", None
+        try:
+            answer = advise(Question(**fields | {"tokens": 16, "context": min(fields["context"], 512)}))
+        except OutOfMemory as error:
+            refused = str(error)
+        assert "\n" not in refused
+        if answer is None:
+            return
+        found = json.loads(json.dumps(facts(answer)))
+        for option in found["batches"][0]["options"]:
+            assert 0 < option["low"] <= option["speedup"] <= option["high"]
+            assert option["cards"] <= fields["count"]
+            assert len(option["memory"]) == option["cards"]
+            most = max(sum(part["bytes"] for part in parts) for parts in option["memory"].values())
+            assert most <= card["memory_gib"] * 2**30
+        assert "<b>" not in html(found).replace("<b style", "").replace("<b class", "")
+
+
+def never_slower(
+    fields: dict[str, Any],
+    card: dict[str, Any],
+    link: dict[str, float],
+    memory: float,
+    wider: float,
+    waits: float,
+) -> None:
     with hardware(card, link):
         usual = fastest(fields)
     larger = card | {"memory_gib": card["memory_gib"] * memory}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specscope.engine.simulate.roofline import Model
+from specscope.engine.simulate.roofline import PublishedModel
 from specscope.engine.simulate.shapes import data
 from specscope.traces.papers.forwards import forward_ms, sources
 from tests.app.commands import call, refused
@@ -36,7 +36,7 @@ def test_a_published_time_is_not_an_input(monkeypatch: pytest.MonkeyPatch):
     """With all published speeds doubled, the roofline's times are the same."""
     before = {(s.title, f.name): f.ours for s in sources() for f in s.forwards}
 
-    def faster(model: Model, *rest: Any) -> float:
+    def faster(model: PublishedModel, *rest: Any) -> float:
         return forward_ms(replace(model, speed=2 * model.speed), *rest)
 
     monkeypatch.setattr("specscope.traces.papers.forwards.forward_ms", faster)

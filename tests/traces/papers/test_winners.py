@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from specscope.engine.errors import UsageError
-from specscope.traces.advise.answer import Likely, advise
-from specscope.traces.advise.question import UNKNOWN, Question
+from specscope.traces.advise.acceptance import UNKNOWN
+from specscope.traces.advise.answer import advise
+from specscope.traces.advise.option import Likely
+from specscope.traces.advise.question import Question
 from specscope.traces.facts.closed_forms import speculative_tokens
 from specscope.traces.papers import winners
 from specscope.traces.papers.clusters import published
@@ -111,6 +113,21 @@ def test_the_page_s_table_adds_up_and_has_all_sources():
     sums = [sum(int(row[i]) for row in sources) for i in range(1, 5)]
     assert [int(n) for n in whole[1:5]] == sums
     assert sums[1] == 169
+    assert sums[2] >= 0.8 * sums[3]
+    assert float(whole[5]) <= 1.6
+
+
+def test_a_speed_with_prefill_is_met_with_prefill():
+    """Prompts take half as long as plain decoding; runs have 1.5 times as many tokens."""
+    plain, share, longer = 10.0, 0.5, 1.5
+    whole = (plain + share * plain) / (share * plain / longer + plain / 4)
+    assert winners._with_prefill(4, share, longer) == pytest.approx(whole)
+    assert winners._with_prefill(4, 0, 1) == 4
+    (one,) = (one for one in published(SOURCES["nano-pearl"]) if one.name == "Qwen3 0.6B/32B, CNN/DM")
+    (row,) = compared(SOURCES["nano-pearl"], one._replace(speedups={8: one.speedups[8]}))
+    (bare,) = compared(SOURCES["nano-pearl"], one._replace(speedups={8: one.speedups[8]}, longer={}))
+    assert row.advised["pearl"].mid < bare.advised["pearl"].mid
+    assert abs(row.plain - 1) < abs(bare.plain - 1)
 
 
 def test_a_target_split_by_layers_has_one_card_s_speed_and_any_number_of_cards():

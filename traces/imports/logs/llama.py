@@ -57,12 +57,13 @@ class _Totals(NamedTuple):
         if before is None or before.drafts > self.drafts or before.drafted > self.drafted:
             return self
         then = before.places or (0,) * len(self.places)
-        places = tuple(max(0, a - b) for a, b in zip(self.places, then, strict=False))
-        if _ROUGH * (self.drafts - before.drafts) < self.drafts:
+        drafts = self.drafts - before.drafts
+        places = tuple(min(drafts, max(0, a - b)) for a, b in zip(self.places, then, strict=False))
+        if _ROUGH * drafts < self.drafts:
             places = ()
         ms = None if self.ms is None or before.ms is None else max(0.0, self.ms - before.ms)
         return _Totals(
-            self.drafts - before.drafts,
+            drafts,
             self.drafted - before.drafted,
             self.accepted - before.accepted,
             places,

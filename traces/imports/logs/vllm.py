@@ -1,18 +1,21 @@
 """The log of vLLM: `SpecDecoding metrics` lines, one for each interval of its statistics.
 
-Each line is a window. Its length follows from a count and its printed throughput, the number of
-drafts from the mean acceptance length, and accepted tokens by place from the printed rates; all of
-them are rounded. Lines of 0.8 to 0.10 have other orders and fewer fields. The mean acceptance
-length has the target's own token; a rate by place is accepted tokens at it / drafts. Source:
-`vllm/v1/spec_decode/metrics.py`.
+Each line is a window. It ends with an interval of statistics, in which all its drafts were made:
+an interval with drafts prints a line. The line before it, about the engine, tells the tokens/s of
+that interval. After a pause the printed throughput of drafts is that of a longer time, since the
+last line with drafts. The number of drafts follows from the mean acceptance length, and accepted
+tokens by place from the printed rates; all of them are rounded. Lines of 0.8 to 0.10 have other
+orders and fewer fields. The mean acceptance length has the target's own token; a rate by place is
+accepted tokens at it / drafts. Sources: `vllm/v1/spec_decode/metrics.py`, `metrics/loggers.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from statistics import median
 from typing import Any, NamedTuple
 
 from specscope.engine.trace.events import Window
@@ -35,7 +38,9 @@ _TIME = re.compile(r"^(.*?)(?:INFO|WARNING|DEBUG) (\d\d)-(\d\d) (\d\d):(\d\d):(\
 _PID = re.compile(r"\(\w+ pid=(\d+)\)")
 NOTE = "Numbers of drafts and accepted tokens by place follow from rounded averages of the log"
 _USUAL = 8.0, 12.0
-"""Seconds between two lines, if drafts were made in all of them."""
+"""Seconds of an interval, where times do not tell them."""
+_ROUNDED = 1.5
+"""Most seconds by which the times of two lines and a length of time differ: times are whole."""
 _YEAR = 366 * 86400
 
 
@@ -53,26 +58,68 @@ class _Beside(NamedTuple):
     engine: int
     speed: float
     running: float
+    since: float | None
+    """Seconds since the line before it of the same engine; None if unknown."""
+
+
+class _Row(NamedTuple):
+    """A window whose length is the time since the last line with drafts."""
+
+    window: Window
+    beside: _Beside | None
+
+    @property
+    def seconds(self) -> float:
+        return (self.window.end - self.window.start) / 1e9
+
+    @property
+    def steady(self) -> bool:
+        """Whether that is one interval: no pause was before it."""
+        if self.beside is None or self.beside.since is None:
+            return _USUAL[0] <= self.seconds <= _USUAL[1]
+        return abs(self.seconds - self.beside.since) < _ROUNDED
 
 
 def read(lines: Sequence[str], so_far: dict[str, Any], source: Callable[[str], str]) -> list[Printed]:
     """Return the servers whose lines are in a log, told apart by a name, a process or an engine."""
-    found: dict[_Key, list[Window]] = so_far.setdefault("found", {})
+    found: dict[_Key, list[_Row]] = so_far.setdefault("found", {})
     beside: dict[_Key, _Beside] = so_far.setdefault("beside", {})
+    last: dict[_Key, float] = so_far.setdefault("last", {})
     year = 2000 if any(" 02-29 " in line for line in lines) else 2001
     for line in lines:
         if "SpecDecoding metrics" not in line and "generation throughput" not in line:
             continue
         key, time = _key(line, source), _time(line, year)
         if match := _ENGINE.search(line):
-            beside[key] = _Beside(int(match[1] or 0), float(match[2]), float(match[3]))
+            engine, now = key._replace(engine=int(match[1] or 0)), time[0] if time else None
+            since = now - last[engine] if now is not None and engine in last else None
+            beside[key] = _Beside(engine.engine, float(match[2]), float(match[3]), since)
+            if now is not None:
+                last[engine] = now
         elif match := _COUNTS.search(line):
             near = beside.pop(key, None)
             rows = found.setdefault(key._replace(engine=near.engine if near else 0), [])
-            rows.append(_window(line, match, time, rows[-1].end / 1e9 if rows else 0.0, near))
+            before = rows[-1].window.end / 1e9 if rows else 0.0
+            rows.append(_Row(_window(line, match, time, before), near))
     return [
-        Printed("vLLM", _name(key, found), _of_one_length(rows), note=NOTE) for key, rows in found.items()
+        Printed("vLLM", _name(key, found), _of_one_length([*_windows(rows)]), note=NOTE)
+        for key, rows in found.items()
     ]
+
+
+def _windows(rows: Sequence[_Row]) -> Iterator[Window]:
+    """Yield windows of one interval each, as long as those without a pause before them."""
+    steady = [row.seconds for row in rows if row.steady]
+    usual = median(steady) if steady else 0.0
+    for row in rows:
+        seconds, window = row.seconds if row.steady else min(usual, row.seconds), row.window
+        if seconds:
+            window = replace(window, start=max(0, window.end - round(1e9 * seconds)))
+        if row.beside is None:
+            yield window
+        else:
+            tokens = round(row.beside.speed * seconds) if seconds else None
+            yield replace(window, tokens=tokens, running=row.beside.running)
 
 
 def _key(line: str, source: Callable[[str], str]) -> _Key:
@@ -104,9 +151,7 @@ def _time(line: str, year: int) -> tuple[float, str] | None:
     return (time - datetime(2000, 1, 1)).total_seconds(), f"{match[4]}:{match[5]}:{match[6]}"
 
 
-def _window(
-    line: str, counts: re.Match[str], time: tuple[float, str] | None, before: float, beside: _Beside | None
-) -> Window:
+def _window(line: str, counts: re.Match[str], time: tuple[float, str] | None, before: float) -> Window:
     accepted, drafted = whole(counts[1]), whole(counts[2])
     speeds = {name: float(value) for name, value in _SPEED.findall(line)}
     speed = speeds.get("Drafted", 0.0)
@@ -118,7 +163,7 @@ def _window(
     end, label = time or (before + seconds, "")
     if end < before - _YEAR / 2:  # the log passes the end of a year
         end += _YEAR - 86400
-    row = window(
+    return window(
         max(0.0, end - seconds),
         end,
         label=label,
@@ -127,11 +172,6 @@ def _window(
         accepted=accepted,
         places=places_of(rates, drafts) if rates else (),
     )
-    if beside is None:
-        return row
-    alike = _USUAL[0] <= seconds <= _USUAL[1] or abs(end - seconds - before) < 2  # not after a pause
-    tokens = round(beside.speed * seconds) if alike and seconds else None
-    return replace(row, tokens=tokens, running=beside.running)
 
 
 def _of_one_length(rows: Sequence[Window]) -> list[Window]:

@@ -28,6 +28,8 @@ MOST_SERVERS = 16
 """Of a log: more are no servers, but something else before each line, such as a request's id."""
 MOST_LINE = 4096
 """Characters of a line that are read: a search may take the square of them."""
+ROUNDED = 0.02
+"""Most share of the drafts by which rounding changes a place."""
 MOST_SETTINGS = 65536
 """Of SGLang's line of all its settings."""
 _TIMES = re.compile(
@@ -193,7 +195,18 @@ def window(start: float, end: float, **counts: Any) -> Window:
     """Return a window from seconds, with what is not given as unknown."""
     if end < start:
         raise ValueError(f"a time is {end - start:g} s; expected 0 to {MOST_SECONDS:g}")
-    return Window(nanoseconds(start), nanoseconds(end), **(_EMPTY | counts))
+    found = _EMPTY | counts
+    if not _fit(**{name: found[name] for name in ("places", "drafts", "accepted")}):
+        found["places"] = ()
+    return Window(nanoseconds(start), nanoseconds(end), **found)
+
+
+def _fit(places: Sequence[int], drafts: int | None, accepted: int | None) -> bool:
+    """Return whether accepted tokens by place, which follow from rounded rates, fit the counts."""
+    if drafts is None or not places:
+        return True
+    apart = 0 if accepted is None else abs(sum(places) - accepted)
+    return max(places) <= drafts and apart <= len(places) * (1 + ROUNDED * drafts)
 
 
 def nanoseconds(seconds: float) -> int:
