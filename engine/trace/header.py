@@ -38,7 +38,7 @@ _ANY = "*"
 """In a form of an object: all names that are not listed."""
 _Moment = Annotated[int, Range(-MOST_TIME, MOST_TIME)]
 _Texts = tuple[str, ...]
-_FORMS: dict[str, Any] = {
+FORMS: dict[str, Any] = {
     "sampling": {
         "temperature": (Amount,),
         "top_k": (Annotated[float, Range(-1, 2**31)],),
@@ -103,7 +103,7 @@ def check_header(header: Header) -> None:
             f"run_id of a header is {shown(header.run_id)}; expected 1 to 100 letters, digits and _ . -, "
             "the first of them no . or -"
         )
-    for name, form in _FORMS.items():
+    for name, form in FORMS.items():
         _check_form(name, getattr(header, name), form)
     _check_devices([d.name for d in header.devices])
     _check_counts(header)

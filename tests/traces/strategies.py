@@ -20,6 +20,7 @@ from specscope.engine.trace.events import (
     Round,
     Span,
 )
+from specscope.engine.trace.header import FORMS
 from specscope.engine.trace.ranges import MOST_TOKENS
 from specscope.engine.trace.trace import Trace
 
@@ -32,7 +33,9 @@ DOCUMENTS = 2
 DEVICES = ("gpu0", "gpu1", "cpu:0")
 ROLES = ("drafter", "target", "drafter+target")
 texts = st.text(max_size=12)
-names = st.text(max_size=8)
+CHECKED = {name for form in FORMS.values() for name in form}
+names = st.text(max_size=8).filter(lambda name: name not in CHECKED)
+"""Names of a header's values; those that it checks have values of one type."""
 numbers = st.integers(0, MOST_TOKENS)
 times = st.integers(0, 2**40)
 tokens = st.integers(0, 2**31 - 1)
