@@ -126,10 +126,7 @@ def _batch(answer: Answer, best: Option) -> Iterator[BreakEven]:
             continue
         able = [one for one in estimates(own, batch) if titled(one.way.entrant) == best.title]
         if not able:
-            text = (
-                f"with more than {_sequences(best.batch)} it cannot be used: they go in lockstep, it does not, and each "
-                "would need an engine of its own"
-            )
+            text = f"it cannot serve more than {_sequences(best.batch)} here: each needs an engine of its own"
             yield BreakEven("batch", best.batch, text)
             return
         ratio = best.tokens_per_second / _closed(question, best)

@@ -450,11 +450,7 @@ def test_what_cannot_go_in_lockstep_ends_with_one_sequence():
     assert answer.best(1).key == "ssd"
     (change,) = (change for change in changes(answer, 1) if change.name == "batch")
     assert change.value == 1
-    assert (
-        change.text
-        == "with more than one sequence it cannot be used: they go in lockstep, it does not, and each would need "
-        "an engine of its own"
-    )
+    assert change.text == "it cannot serve more than one sequence here: each needs an engine of its own"
 
 
 def test_a_method_that_is_left_out_is_named_once_with_its_batches():
