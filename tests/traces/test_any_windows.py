@@ -1,4 +1,4 @@
-"""Windows of counts, whatever they are: what is told fits them, and unknown is no zero."""
+"""Random windows of counts: every sentence agrees with the counts, and unknown is never zero."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def texts(found: Any) -> Iterator[str]:
 
 
 def whole_and_sound(trace: Trace) -> None:
-    """Check all that is told of a trace with windows."""
+    """Check every sentence and figure of a trace with windows."""
     check(trace)
     rows, found = whole_windows(trace.windows), measure(trace)
     for name, of in (

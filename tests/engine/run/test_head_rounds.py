@@ -23,7 +23,7 @@ from specscope.engine.worker.device_rounds import DeviceRound
 from tests.engine.heads.random_heads import SEEDS, make_heads
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model.tiny import CONTEXT
-from tests.engine.run.rounds_on_host import check, counting, on_the_host
+from tests.engine.run.rounds_on_host import check, on_the_host
 
 PROMPTS = [(5, 9, 33, 7, 60, 2), (1,), (8, 8, 9, 41), (3, 44)]
 WARM = Sampling(0.9, top_k=50, top_p=0.95, seed=3)
@@ -64,12 +64,6 @@ def opened(tmp_path_factory):
     patch.undo()
 
 
-@pytest.fixture
-def counted():
-    with counting() as counts:
-        yield counts
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("begins", ["as asked", "ahead"])
 @pytest.mark.parametrize("method", WAYS)
@@ -89,11 +83,6 @@ def compare(cluster, method, prompt, **how):
     trace = cluster.run(method, prompt, **how)
     check(trace, on_the_host(cluster, method, prompt, **how))
     return trace
-
-
-@pytest.fixture
-def ahead(monkeypatch):
-    monkeypatch.setattr(rounds, "AHEAD", {"cpu"})
 
 
 @pytest.mark.parametrize("family", ["mistral-window", "gemma2", "gpt2", "opt", "qwen3"])

@@ -19,7 +19,7 @@ from specscope.engine.types import Limits, Sampling
 from specscope.engine.worker import rounds
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model.tiny import CONTEXT, DENSE
-from tests.engine.run.rounds_on_host import check, counting, on_the_host
+from tests.engine.run.rounds_on_host import check, on_the_host
 
 PROMPTS = [(5, 9, 33, 7, 60, 2), (1,), (8, 8, 9, 41)]
 WARM = Sampling(0.9, top_k=50, top_p=0.95, seed=3)
@@ -53,18 +53,6 @@ def one_device(folder, runtime="local-thread", family="llama", forward="static")
 def cluster(tmp_path_factory):
     with one_device(tmp_path_factory.mktemp("pair")) as opened:
         yield opened
-
-
-@pytest.fixture
-def ahead(monkeypatch):
-    """Let rounds begin before they are asked for, as on a GPU."""
-    monkeypatch.setattr(rounds, "AHEAD", {"cpu"})
-
-
-@pytest.fixture
-def counted():
-    with counting() as counts:
-        yield counts
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

@@ -1,8 +1,8 @@
 """The log of vLLM: `SpecDecoding metrics` lines, one for each interval of its statistics.
 
 Each line is a window. It ends with an interval of statistics, in which all its drafts were made:
-an interval with drafts prints a line. The line before it, about the engine, tells the tokens/s of
-that interval. After a pause the printed throughput of drafts is that of a longer time, since the
+an interval with drafts prints a line. The engine's own line, printed just before, has the tokens/s
+of that interval. After a pause the printed throughput of drafts is that of a longer time, since the
 last line with drafts. The number of drafts follows from the mean acceptance length, and accepted
 tokens by place from the printed rates; all of them are rounded. Lines of 0.8 to 0.10 have other
 orders and fewer fields. The mean acceptance length has the target's own token; a rate by place is
