@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -32,7 +33,7 @@ from specscope.traces.facts.metrics import measure
 from tests.bench.attention import CASES, Ragged
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.model.test_static import check_static_steps
-from tests.engine.model.tiny import DENSE, reference, save
+from tests.engine.model.tiny import DENSE, MIXTURES, reference, save
 from tests.engine.run.rounds_on_host import check, counting, on_the_host
 from tests.engine.runtimes.processes import at_span, servers
 from tests.engine.runtimes.test_contract import CONFIGS, PROMPT, WARM, facts
@@ -198,8 +199,12 @@ def test_a_run_of_auto_begins_statically_and_the_next_one_after_a_pause_is_compi
     assert ["compiled" in run.header.environment for run in runs] == [False, DEVICE == "cuda"]
 
 
-def test_logits_on_the_gpu_equal_the_cpu_s(pair):
-    models = [load(pair.target_path, device=device) for device in ("cpu", DEVICE)]
+@pytest.mark.parametrize("family", [*MIXTURES, "bundled"])
+def test_logits_on_the_gpu_equal_the_cpu_s(family, pair, tmp_path):
+    if family != "bundled":
+        save(reference(family), tmp_path)
+    path = pair.target_path if family == "bundled" else tmp_path
+    models = [load(path, device=device) for device in ("cpu", DEVICE)]
     rows = Rows.chain(0, np.arange(10, 42), 0)
     logits = [
         model.forward(model.new_cache(1, 64), rows, np.arange(len(rows))).logits.cpu() for model in models
@@ -279,6 +284,8 @@ def little_memory(cluster: specscope.Cluster, more: int) -> Iterator[None]:
             yield
         return
     gpu = servers(cluster)["target"].devices[0].name.split("/")[0]
+    gc.collect()
+    torch.cuda.empty_cache()  # what earlier tests have freed would do
     total = torch.cuda.get_device_properties(gpu).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(gpu) + more) / total, gpu)
     try:

@@ -79,7 +79,8 @@ CONFIGS = {
 }  # fmt: skip
 
 
-DENSE = [family for family in CONFIGS if not any(name in family for name in ("mixtral", "olmoe", "moe"))]
+MIXTURES = [family for family in CONFIGS if any(name in family for name in ("mixtral", "olmoe", "moe"))]
+DENSE = [family for family in CONFIGS if family not in MIXTURES]
 """Families that are no mixtures of experts, which have eager forwards only."""
 
 
