@@ -233,7 +233,8 @@ def _head_size(pool: Pool, head: HeadFile) -> HeadSize:
     if pool.spans and not tied:  # the last stage has no embeddings
         numbers += config.vocab_size * config.hidden_size
     weights = numbers * itemsize
-    cached = len(config.features) * config.hidden_size + (config.layer().kv_numbers if kind.layered else 0)
+    layers = max(1, config.heads) if kind.layered else 0
+    cached = len(config.features) * config.hidden_size + layers * config.layer().kv_numbers
     return HeadSize(config.kind, head, weights, cached * itemsize)
 
 

@@ -128,6 +128,13 @@ class HeadForwards(Protocol):
         """
         ...
 
+    def next_layer(self, trees: Sequence[Growing]) -> Sequence[Tensor]:
+        """Forward the prefixes and their chains in the layer that drafts the next place.
+
+        Its rows read the states of the layer before. Returns the logits after each chain, (1, N).
+        """
+        ...
+
     def deepen(self, trees: Sequence[Growing]) -> Sequence[Tensor]:
         """Forward the frontiers in one forward; each row reads its parent's predicted state.
 
@@ -167,3 +174,14 @@ class Head:
     """Hidden states of its layer that are kept, because the next level reads them."""
     from_state: AllLevels | ByPath | None = None
     """What a head without a layer computes."""
+    further: tuple[Head, ...] = ()
+    """Of a head with a layer for each place of a draft: those of the second place on."""
+
+    def named(self, name: str) -> dict[str, Head]:
+        """Return this head and the further ones by the names of their models."""
+        return {part_name(name, place): head for place, head in enumerate((self, *self.further))}
+
+
+def part_name(name: str, place: int) -> str:
+    """Return the name of the model that drafts a place, from 0, if each place has its own layer."""
+    return f"{name}.{place}" if place else name

@@ -118,8 +118,10 @@ def load_head(path: str, target: LanguageModel, origin: str = "") -> Head:
         target.embedding = checkpoint.take(EMBEDDING, target.device, target.dtype)
     config, tensors = read_head(Path(path), device=target.device, dtype=target.dtype)
     head = KINDS[config.kind].load(config, tensors, target)
-    if target.steps is not None and head.layer is not None and not head.layer.decoder.shape.block:
-        head.layer.decoder.steps = StaticSteps(head.layer.decoder)
-        if target.compiler is not None:
-            compile_layers(head.layer.decoder, waits=target.compiler.waits)
+    decoders = [part.layer.decoder for part in (head, *head.further) if part.layer is not None]
+    for decoder in decoders:
+        if target.steps is not None and not decoder.shape.block:
+            decoder.steps = StaticSteps(decoder)
+            if target.compiler is not None:
+                compile_layers(decoder, waits=target.compiler.waits)
     return head

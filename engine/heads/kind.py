@@ -107,4 +107,4 @@ class Kind:
 
     def levels(self, config: HeadConfig) -> int:
         """Return the most tokens that a head drafts in a row; 0: any number."""
-        return self.drafts(self.size(config)) if self.sized_by else 0
+        return self.drafts(self.size(config)) if self.sized_by else config.heads

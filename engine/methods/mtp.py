@@ -22,6 +22,7 @@ from specscope.engine.methods.common import (
 )
 from specscope.engine.methods.registry import Situation, method
 from specscope.engine.run.run import Run
+from specscope.engine.types import check_range
 
 HEAD = "mtp"
 
@@ -36,12 +37,13 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Choose gamma where it is 0, and check the head, which drafts any number of tokens."""
-    situation.head_levels(HEAD)
+    """Choose gamma where it is 0; UsageError if the head has a layer for each place, and fewer."""
+    levels = situation.head_levels(HEAD) or LONGEST
+    check_range("gamma", cfg.gamma, 0, levels)
     if cfg.gamma:
         return cfg
-    chosen = situation.planned({"gamma": LONGEST}, best_tree)
-    return replace(cfg, gamma=GAMMA if chosen is None else chosen.levels)
+    chosen = situation.planned({"gamma": levels}, best_tree)
+    return replace(cfg, gamma=min(GAMMA, levels) if chosen is None else chosen.levels)
 
 
 @method(

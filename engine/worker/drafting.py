@@ -10,6 +10,7 @@ Its last row gives the first level; the forwards of the levels below are fuzzy.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -17,7 +18,7 @@ import torch
 
 from specscope.engine.drafting.level import Level, drawn, levels, next_level
 from specscope.engine.drafting.tree import Node, line, root
-from specscope.engine.heads.drafting import Columns, Growing, HeadLayer, LevelLogits
+from specscope.engine.heads.drafting import Columns, Growing, HeadLayer, LevelLogits, part_name
 from specscope.engine.heads.work import Work
 from specscope.engine.layout import Packing
 from specscope.engine.model.cache import Cache
@@ -68,8 +69,9 @@ def draft(
         columns, source = Columns(), _model_levels(forwards, job, drafting.partners, stamps)
     else:
         columns, source = head.columns, head.draft(packed)
-        known = map(packed.begin, job.prefixes)
-        most = [count if begins else 0 for count, begins in zip(job.levels, known, strict=True)]
+        most = [
+            min(count, packed.begin(prefix)) for count, prefix in zip(job.levels, job.prefixes, strict=True)
+        ]
     trees = [
         TreeBuilder(*tree, job, drafting, columns) for tree in zip(job.prefixes, most, job.rows, strict=True)
     ]
@@ -144,16 +146,19 @@ class PackedForwards:
         self._states = dict[int, torch.Tensor]()
         """The target's final state of the last token read but one, (1, D), by sequence."""
 
-    def begin(self, prefix: Prefix) -> bool:
-        """Return whether the head can draft after a prefix: the target has forwarded it."""
+    def begin(self, prefix: Prefix) -> int:
+        """Return how many levels the head can draft after a prefix.
+
+        None before the target has forwarded it. The layer of a place reads a known token there.
+        """
         if len(prefix) - self.masked_tail < 2:
-            return False
+            return 0
         read = self._read(prefix)
         states = self._forwards.features(self._forwards.target, read, len(read) - 2)
         if states is None:
-            return False
+            return 0
         self._states[prefix.sequence] = states
-        return True
+        return len(prefix) - 1 if self._forwards.heads[self._name].further else sys.maxsize
 
     def target_states(self, trees: Sequence[Growing]) -> torch.Tensor:
         return _joined([self._states[tree.prefix.sequence] for tree in trees])
@@ -179,6 +184,43 @@ class PackedForwards:
 
     def prefill(self, prefixes: Sequence[Prefix]) -> None:
         self._follow("prefill", prefixes, [NO_DRAFT] * len(prefixes), logits=False)
+        for place, _ in enumerate(self._forwards.heads[self._name].further, 1):
+            if long := [prefix for prefix in prefixes if len(prefix) > place + 1]:
+                self._forward_place("prefill", place, long, [()] * len(long))
+
+    def next_layer(self, trees: Sequence[Growing]) -> list[torch.Tensor]:
+        place, prefixes = trees[0].depth, [tree.prefix for tree in trees]
+        drafted = [tuple(node.id for node in tree.nodes) for tree in trees]
+        return [rows[-1:] for rows in self._forward_place("draft", place, prefixes, drafted)]
+
+    def _forward_place(
+        self, kind: str, place: int, prefixes: Sequence[Prefix], drafted: Sequence[tuple[int, ...]]
+    ) -> list[torch.Tensor]:
+        """Forward prefixes and drafted tokens in the layer of a place, from 1; see `extend`.
+
+        Row i, from 0, has token i + place + 1, and reads the state of row i in the layer before.
+        Rows that depend on drafted tokens are not cached.
+        """
+        rests = [Prefix(prefix.sequence, prefix.tokens[place + 1 :]) for prefix in prefixes]
+        chains = [(ids, tuple(range(-1, len(ids) - 1))) for ids in drafted]
+        before = part_name(self._name, place - 1)
+
+        def vectors(firsts: Sequence[int]) -> list[torch.Tensor]:
+            ends = [len(rest) + len(ids) for rest, ids in zip(rests, drafted, strict=True)]
+            asked = zip(rests, firsts, ends, strict=True)
+            return [self._forwards.states(before, r.sequence, range(first, end)) for r, first, end in asked]
+
+        logits = self._forwards.extend(
+            part_name(self._name, place),
+            rests,
+            chains,
+            self._stamps,
+            kind,
+            logits=kind == "draft",
+            vectors=vectors,
+        )
+        self._stamps[-1] = self._stamps[-1]._replace(work=self.layer.guessed)
+        return logits
 
     def deepen(self, trees: Sequence[Growing]) -> list[torch.Tensor]:
         rests, levels = [self.rest(tree.prefix) for tree in trees], [tree.level() for tree in trees]

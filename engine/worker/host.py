@@ -194,11 +194,13 @@ class Host:
         models, heads = self.forwards.models, self.forwards.heads
         if job.beside and job.model not in heads:
             self.forwards.target = job.beside
-            head = heads[job.model] = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
-            if head.layer is not None:
-                models[job.model] = head.layer.decoder
-            if job.beside in self._ranks:
-                self._ranks[job.model] = self._ranks[job.beside]
+            head = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
+            for name, part in head.named(job.model).items():
+                heads[name] = part
+                if part.layer is not None:
+                    models[name] = part.layer.decoder
+                if job.beside in self._ranks:
+                    self._ranks[name] = self._ranks[job.beside]
         elif not job.beside and job.model not in models:
             load = cast("Callable[..., LanguageModel]", job.loader)
             if job.group:
@@ -219,7 +221,7 @@ class Host:
         head = self.forwards.heads.get(name)
         if head is None:
             self.forwards.fused[name] = FusedDrafts(decoder)
-        elif head.keeps:
+        elif head.keeps and not head.further:
             self.forwards.fused[name] = FusedDrafts(decoder, head.keeps, head.columns.tokens)
 
     def _begin(self, job: Begin) -> None:

@@ -43,7 +43,10 @@ def taken(forwards: Forwards, job: AskCaches) -> CacheMemory:
     begin, caches = job.begin, forwards.caches
     held = {name: _held(cache) for name, cache in caches.items() if isinstance(cache, Cache)}
     kept = forwards.kept_states(begin.features)
-    rows = {name: _row(forwards, name, kept) for name in job.models}
+    heads, rows = forwards.heads, dict[str, int]()
+    for model in job.models:
+        names = heads[model].named(model) if model in heads else (model,)
+        rows |= {name: _row(forwards, name, kept) for name in names}
     size = next_size(forwards.size, begin.slots, begin.capacity)
     dropped = 0 if size == forwards.size else sum(held.values())
     present: Mapping[str, int] = {} if dropped else held

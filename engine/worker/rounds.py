@@ -250,7 +250,7 @@ class Rounds:
             if any(plan.onward_count < plan.nodes for plan in asked.plans[:-1]):
                 return False  # rows of the drafter's cache are then not those of the target's
             return asked.drafter in ("", *forwards.fused) and not forwards.keeps(asked.target)
-        return head.layer is None or head.layer.decoder.steps is not None
+        return head.layer is None or (head.layer.decoder.steps is not None and not head.further)
 
     def _head(self, asked: AskedRound) -> Head | None:
         return self._forwards.heads.get(asked.drafter)
