@@ -20,7 +20,7 @@ from specscope.engine.types import Limits, Sampling
 from specscope.traces.database.store import Store
 from specscope.traces.facts.checks import check
 from specscope.traces.view.document import view_model
-from tests.bench import attention, groups, health, placements, schedules, shapes, tracing, viewer
+from tests.bench import attention, groups, health, placements, rounds, schedules, shapes, tracing, viewer
 from tests.engine.heads.random_heads import make_head
 from tests.traces.samples import sample_trace
 
@@ -136,6 +136,13 @@ def test_a_pair_of_a_real_shape_agrees_often_and_all_methods_decode_it(tmp_path:
     assert len(figures) == len(shapes.METHODS) - 1
     assert all(figure.valid and figure.detail["parts_at"] is None for figure in figures.values())
     assert figures["speculative_over_autoregressive"].detail["acceptance_rate"] > 0.5
+
+
+def test_rounds_of_the_device_are_compared_with_the_host_s():
+    with specscope.open("bundled", runtime="local-thread", device="cpu", forward="static") as cluster:
+        found = rounds.race(cluster, "eagle", 1, 24)
+    assert found.valid
+    assert 5 < found.detail["device_rounds"] <= found.detail["rounds"] < 24
 
 
 @pytest.mark.parametrize(
