@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from specscope.app.pairs import NAMES
 from specscope.engine.bounds import check_prompt
 from specscope.engine.checkpoints.catalog import CATALOG, opening, stored_heads
 from specscope.engine.checkpoints.config import unused_layers
+from specscope.engine.checkpoints.sources import is_gguf
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.files import parse_json, read_text
 from specscope.engine.methods import BASELINE, find
@@ -52,11 +54,20 @@ def lacking(args: argparse.Namespace, key: str, config: Mapping[str, Any]) -> st
                 return ""
             if declared := unused_layers(folder):
                 return f"{declared}: train them (specscope train {layout.head}), or name a head with --head"
+        if folder is not None and is_gguf(folder):
+            _check_gguf(folder)
         return (
             f"{key} needs a drafting head of kind {layout.head}, and {args.target or name} has none; name one with --head, "
             f"or train it: specscope train {layout.head}"
         )
     return ""
+
+
+@cache
+def _check_gguf(file: Path) -> None:
+    from specscope.engine.checkpoints.gguf_file import GgufFile  # imports torch
+
+    GgufFile(file)  # names an architecture that cannot be run
 
 
 def _may_be_in_target(head: str) -> bool:

@@ -23,7 +23,7 @@ def resolve(model: str | Path, progress: Report | None = None, cancel: threading
         return folder
     if is_short_name(model):
         return catalog.get(str(model), progress, cancel)
-    if _is_gguf(model):
+    if is_gguf(model):
         return gguf.converted(Path(os.path.expanduser(model)), progress, cancel)
     return hub.download(str(model), progress, cancel)
 
@@ -45,7 +45,7 @@ def resolve_config(
     whole, bits = split_form(path)
     if bits and not is_short_name(model):
         return resolve_config(whole, progress, cancel) / path.name
-    if os.path.isfile(path) and not _is_gguf(model):
+    if os.path.isfile(path) and not is_gguf(model):
         return path
     if is_short_name(model) and catalog.installed(str(model)) is None:
         raise catalog.missing(str(model))
@@ -61,7 +61,7 @@ def resolve_config(
 
 def is_slow(model: str | Path) -> bool:
     """Return whether `resolve` may download or convert: the model is not named by a directory."""
-    return is_short_name(model) or _is_gguf(model) or hub.is_hub_id(model)
+    return is_short_name(model) or is_gguf(model) or hub.is_hub_id(model)
 
 
 def _local(model: str | Path) -> Path | None:
@@ -72,7 +72,7 @@ def _local(model: str | Path) -> Path | None:
         return path
     if split_form(path)[1] and os.path.isdir(path.parent):
         return path
-    if _is_gguf(model):
+    if is_gguf(model):
         return gguf.cached(path)
     if os.path.exists(path):
         raise ModelError(f"{path} is a file; give the directory that holds config.json and *.safetensors")
@@ -87,5 +87,5 @@ def is_short_name(model: str | os.PathLike[str]) -> bool:
     return isinstance(model, str) and model in catalog.CATALOG and not os.path.exists(model)
 
 
-def _is_gguf(model: str | Path) -> bool:
+def is_gguf(model: str | Path) -> bool:
     return str(model).lower().endswith(".gguf") and not os.path.isdir(os.path.expanduser(model))

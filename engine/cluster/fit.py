@@ -214,13 +214,13 @@ def _uses(pool: Pool, parts: Iterable[ModelBytes]) -> list[Use]:
 
 
 def _head_files(pool: Pool, named: tuple[Path, ...]) -> dict[str, HeadFile]:
-    folder = pool.pair.heads_path
+    folder, target = pool.pair.heads_path, pool.pair.target_path
     paths = named or (sorted(p for p in folder.iterdir() if p.is_dir()) if folder and folder.is_dir() else [])
-    if not named and drafts_itself(pool.pair.target_path):
-        paths = [*paths, pool.pair.target_path]
+    if not named and any(target.glob("*.safetensors")) and drafts_itself(target):
+        paths = [*paths, target]
     files = dict[str, HeadFile]()
     for path in paths:
-        file = HeadFile(path, check_head(path, pool.pair.target_path), pool.pair.target_path)
+        file = HeadFile(path, check_head(path, target), target)
         files.setdefault(file.serves, file)
     return files
 
@@ -233,8 +233,8 @@ def _head_size(pool: Pool, head: HeadFile) -> HeadSize:
     if pool.spans and not tied:  # the last stage has no embeddings
         numbers += config.vocab_size * config.hidden_size
     weights = numbers * itemsize
-    layers = max(1, config.heads) if kind.layered else 0
-    cached = len(config.features) * config.hidden_size + layers * config.layer().kv_numbers
+    kv_numbers = max(1, config.heads) * config.layer().kv_numbers if kind.layered else 0
+    cached = len(config.features) * config.hidden_size + kv_numbers
     return HeadSize(config.kind, head, weights, cached * itemsize)
 
 

@@ -128,6 +128,13 @@ def test_a_config_alone_is_planned_for_gpus_that_are_not_here(capsys, tmp_path):
     assert "no layer may be split; free are 63.7 GB on GPU 0 (not here), 20.0 GB on GPU 1" in error
 
 
+def test_a_config_alone_that_declares_layers_for_drafting_is_planned(capsys, tmp_path):
+    declaring = config_alone(tmp_path / "a", LLAMA_8B | {"mtp_num_hidden_layers": 1})
+    code, found = plan(capsys, "--target", str(declaring), "--device", "cuda", "--memory", "0=80GB")
+    assert (code, found["methods"]["autoregressive"]["runs"]) == (0, True)
+    assert "there is no model.safetensors" in found["methods"]["mtp"]["reason"]
+
+
 @pytest.mark.parametrize("drafter", ["int4", "l8/int4", "l8/config.json/int4"])
 def test_a_large_and_a_small_gpu_hold_target_and_drafter(capsys, tmp_path, monkeypatch, drafter):
     monkeypatch.chdir(tmp_path)

@@ -20,6 +20,7 @@ from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.types import Limits, Sampling
 from tests.app.commands import answer, refused
+from tests.engine.checkpoints.gguf_files import write
 from tests.engine.methods.head_runs import PROMPT, drafts, drifting
 from tests.engine.methods.pairs import save_with_tokenizer
 
@@ -193,6 +194,15 @@ def test_layers_that_cannot_be_run_are_refused_and_the_target_runs(tmp_path, fam
         assert len(cluster.run("autoregressive", PROMPT, limits=Limits(3)).token_ids()) == 3
         with pytest.raises(ModelError, match=message):
             cluster.run("mtp", PROMPT, limits=Limits(3))
+
+
+@pytest.mark.parametrize(
+    ("arch", "what"), [("qwen35", "a model with recurrent"), ("dflash", "a block drafter")]
+)
+def test_a_gguf_file_that_cannot_be_run_is_named_for_what_it_is(tmp_path, capsys, arch, what):
+    file = write(tmp_path / "a.gguf", arch=arch)
+    told = refused(capsys, "run", "--method", "mtp", "--target", str(file), "--prompt", "hi", code=1)
+    assert f"architecture '{arch}' is not supported: it is {what}" in told
 
 
 def test_tensors_of_further_layers_that_draft_nothing_are_refused(tmp_path):
