@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 import specscope
 from specscope.engine.checkpoints.loader import load_reference
 from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.trace.generators import TITLES
 from specscope.engine.trace.recorder import Recorder
-from specscope.engine.trace.watched import TITLES
 from specscope.engine.types import Limits
 from specscope.traces.export.report import render_report
 from specscope.traces.facts.metrics import measure
