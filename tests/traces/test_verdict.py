@@ -19,6 +19,7 @@ from specscope.traces.facts.places import first_rate, level_rate
 from specscope.traces.facts.rates import RunRates, rates_of
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.judge.advice import kind_of, predicted
+from specscope.traces.lengths.best import best_length
 from specscope.traces.view.document import view_model
 from tests.traces.samples import bundled, sample_trace, shown, slowed, with_header
 
@@ -334,6 +335,9 @@ def test_no_draft_is_advised_that_is_longer_than_the_layers_that_draft_it(tmp_pa
     mine = {"forward": 6.1, "rows": 2, "gamma": 1, "draft": 0.1, "config": layers and {LAYERS: layers}}
     advice = of_recorded(tmp_path / "r.jsonl", {"forward": 6}, mine)["verdict"]["advice"]
     assert ("Try drafts of 2 tokens" in advice) == (layers != 1)
+    plain, run = (recorded(tmp_path / "r.jsonl", **given) for given in ({"forward": 6}, mine))
+    note = f"No draft is longer than {layers}: each layer drafts one token."
+    assert (note in best_length(run, plain).notes) == bool(layers)
 
 
 def test_forwards_that_are_slow_without_more_rows_are_not_called_wide(tmp_path):
