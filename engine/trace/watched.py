@@ -149,7 +149,7 @@ class Call:
         if not self.running:
             return
         side = "drafter" if self.drafting else "target"
-        read = side in self._prompted or (self.drafting and SHARED in kwargs)
+        read = side in self._prompted or (self.drafting and kwargs.get(SHARED))
         batch, rows = shape_of(args, kwargs)
         context = batch * cached_of(self._owner(side), kwargs)
         self._open = self._span(

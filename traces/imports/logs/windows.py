@@ -178,7 +178,7 @@ def trace_of(printed: Printed, source: str) -> Trace:
         model=printed.model,
     )
     noted = {**header.environment, "note": printed.note} if printed.note else header.environment
-    title = " · ".join(filter(None, (printed.engine, printed.drafter, printed.key)))
+    title = " · ".join(filter(None, (printed.engine, printed.drafter[:MOST_NAME], printed.key)))
     trace = Trace(replace(header, title=title, environment=noted))
     for row in rows:
         trace.add(row)
