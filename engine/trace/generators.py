@@ -23,8 +23,8 @@ TITLES = {
 }
 """Class of a candidate generator -> the name of its decoding; of others the class is shown."""
 UNDRAWN = frozenset({"SinglePositionMultiTokenCandidateGenerator"})
-"""Generators that draft the most probable token even if the call samples. transformers judges it as
-if it had been drawn, so the text does not have the target's distribution."""
+"""Generators that always draft the most probable token. In a sampled call transformers judges it as
+if it had been drawn from q, so the text does not have the target's distribution."""
 INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "noise_embeds")
 STATES = "context_hidden_states"
 """States of the target, rows that a DFlash drafter reads before its inputs."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import wraps
 from pathlib import Path
+from runpy import run_path
 from typing import Any, NamedTuple
 
 import torch
@@ -50,18 +50,10 @@ class Drafting(NamedTuple):
     """Whether a sampled call has the target's distribution."""
 
 
-def example() -> Any:
-    spec = importlib.util.spec_from_file_location("mtp", ROOT / "docs/examples/mtp.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def mtp(folder: Path, layers: int) -> Drafting:
     """Return the bundled target, whose head is repeated as so many layers."""
-    target = example().with_layers(load_reference(BUNDLED / "target"), folder, layers)
+    with_layers = run_path(str(ROOT / "docs/examples/mtp.py"))["with_layers"]
+    target = with_layers(load_reference(BUNDLED / "target"), folder, layers)
     return Drafting(
         target, None, {"use_mtp": True}, MTPCandidateGenerator, MtpModel, "MTP", {"layers": layers}
     )
@@ -70,8 +62,8 @@ def mtp(folder: Path, layers: int) -> Drafting:
 def dflash() -> Drafting:
     """Return the bundled target and DFlash head in transformers' form.
 
-    There embeddings are not scaled, which is the same as smaller sums into them, and the mask is a
-    token: one more row of the target's embeddings.
+    transformers does not scale embeddings. To divide what the layer adds to them by the scale has
+    the same effect. The mask is a token: one more row of the target's embeddings.
     """
     target, (config, tensors) = load_reference(BUNDLED / "target"), read_head(BUNDLED / "heads/dflash")
     for part in ("self_attn.o_proj", "mlp.down_proj"):
