@@ -10,7 +10,7 @@ after the context nothing is left in the models. docs/transformers.md describes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from specscope.engine.errors import UsageError, named_arguments, one_line, shown
 from specscope.engine.files import read_bytes
 from specscope.engine.trace.appended import KeptLines, Lines
 from specscope.engine.trace.events import Header
+from specscope.engine.trace.generators import layers_of
 from specscope.engine.trace.given import file_path
 from specscope.engine.trace.jsonl import MOST_TRACE_BYTES, read_jsonl
 from specscope.engine.trace.recorder import RECORDED
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     import torch
 
 NEEDED = ("_prefill", "_get_candidate_generator", "_get_stopping_criteria", "_valid_auto_compile_criteria")
-"""Methods of transformers' models that are observed."""
+"""Methods of transformers' targets that are observed."""
+FORWARDS = ("register_forward_hook", "_is_stateful", "name_or_path")
+"""What is used of a drafter, which needs no `generate`: DFlash's has none."""
 DEVICES = ("cpu", "cuda")
 
 
@@ -61,9 +64,9 @@ def watch(
     Raises:
         UsageError: The call cannot be recorded, or there was none.
     """
-    _check(model)
+    _check(model, NEEDED)
     if assistant is not None:
-        _check(assistant)
+        _check(assistant, FORWARDS)
     if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
         raise UsageError(f"tokenizer is {shown(tokenizer)}; give one with decode, or leave it out")
     decode: Any = getattr(tokenizer, "decode", None)
@@ -89,7 +92,10 @@ def _watching(
     else:
         if not call.begun:
             raise UsageError("nothing was recorded; call generate of the watched model in the context")
-        call.close()
+        if call.running:  # the block has handled an exception of generate
+            call.close("failed", "generate did not end its output")
+        else:
+            call.close()
         _keep(trace, lines)
     finally:
         lines.close()
@@ -101,11 +107,12 @@ def _keep(trace: Trace, lines: Lines | KeptLines) -> None:
     vars(trace).update(vars(read_jsonl(content.decode().split("\n"))))
 
 
-def _check(model: Any) -> None:
+def _check(model: Any, needed: Sequence[str]) -> None:
     name, version = type(model).__name__, transformers.__version__
-    if lacking := [method for method in NEEDED if not hasattr(model, method)]:
+    if lacking := [method for method in needed if not hasattr(model, method)]:
+        what = "a model with `generate`" if needed is NEEDED else "a model of transformers"
         raise UsageError(
-            f"{name} has no {lacking[0]} in transformers {version}; give a model with `generate`, or record the "
+            f"{name} has no {lacking[0]} in transformers {version}; give {what}, or record the "
             "loop by specscope.record"
         )
     places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
@@ -120,15 +127,20 @@ def _attached(call: Call) -> Generator[None]:
     model = call.model
     with ExitStack() as undo:
         for one in {id(m): m for m in (model, call.assistant) if m is not None}.values():
-            for handle in (
-                one.register_forward_pre_hook(call.forward_begins, with_kwargs=True),
-                one.register_forward_hook(call.forward_ends),
-            ):
+            for handle in _timed(call, one):
                 undo.callback(handle.remove)
         undo.enter_context(_replaced(model, "_prefill", partial(_plain, call)))
         undo.enter_context(_replaced(model, "_get_candidate_generator", partial(_assisted, call)))
         undo.enter_context(_replaced(model, "_get_stopping_criteria", partial(_stopping, call)))
         yield
+
+
+def _timed(call: Call, model: Any) -> tuple[Any, Any]:
+    """Time the forwards of a model; return the handles of the hooks."""
+    return (
+        model.register_forward_pre_hook(call.forward_begins, with_kwargs=True),
+        model.register_forward_hook(call.forward_ends),
+    )
 
 
 @contextmanager
@@ -158,6 +170,8 @@ def _assisted(call: Call, original: Any, **kwargs: Any) -> Any:
     """Begin with assisted generation; observe its candidate generator."""
     generator = original(**kwargs)
     call.begin(kwargs["input_ids"], kwargs["generation_config"], kwargs["model_kwargs"], generator)
+    if (layers := layers_of(generator)) is not None:
+        _timed(call, layers)  # they end with their generator
     observed = {"get_candidates": call.candidates, "update_candidate_strategy": call.judged}
     for name, wrapper in observed.items():
         vars(generator)[name] = partial(wrapper, getattr(generator, name))

@@ -7,30 +7,27 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.appended import KeptLines, Lines
 from specscope.engine.trace.chances import chances, common
 from specscope.engine.trace.events import Status
+from specscope.engine.trace.generators import (
+    SHARED,
+    cached_of,
+    config_of,
+    layers_of,
+    looks_up,
+    rule_of,
+    sampling_of,
+    shape_of,
+    title_of,
+)
 from specscope.engine.trace.record import record
 from specscope.engine.trace.recorder import Recorder
 from specscope.engine.trace.work import OpenSpan
 
 RUNTIME = "transformers"
-TITLES = {
-    "AssistedCandidateGenerator": "assisted generation",
-    "AssistedCandidateGeneratorDifferentTokenizers": "universal assisted generation",
-    "UniversalSpeculativeDecodingGenerator": "universal speculative decoding",
-    "PromptLookupCandidateGenerator": "prompt lookup",
-}
-"""Class of a candidate generator -> the name of its decoding; of others the class is shown."""
-INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
-CACHES = ("cache", "past_key_values")
-"""Arguments of a forward, in the versions of transformers."""
-SETTINGS = {"num_assistant_tokens": "gamma", "num_output_tokens": "gamma", "max_matching_ngram_size": "ngram"}
-SCHEDULE = {"num_assistant_tokens_schedule": "schedule", "assistant_confidence_threshold": "threshold"}
-"""Settings of a candidate generator, and of its assistant -> names in the trace."""
 WORK = {"drafter": "draft", "target": "verify"}
 
 
@@ -78,7 +75,7 @@ class Call:
         return self._rec is not None
 
     @property
-    def _running(self) -> bool:
+    def running(self) -> bool:
         """Whether the output still grows."""
         return self._rec is not None and not all(self._ended)
 
@@ -93,22 +90,21 @@ class Call:
         """
         self._check(settings, kwargs)
         self._drafter = self._drafter_of(generator)
-        looks_up = isinstance(generator, PromptLookupCandidateGenerator)
-        self._settings, self._length, self._rows = settings, ids.shape[1], 0 if looks_up else -1
-        weight = settings.assistant_ensemble_weight
-        rule = "ratio" if settings.do_sample and not looks_up else "match"
+        self._settings, self._length, self._rows = settings, ids.shape[1], 0 if looks_up(generator) else -1
+        rule, lossless = rule_of(settings, generator)
+        drafter = self._drafter if layers_of(generator) is None else self.model
         devices = self._devices(generator)
         self._rec = record(
             self._lines,
-            method=_title(generator),
+            method=title_of(generator),
             devices=devices,
             target=_name(self.model),
-            drafter="" if self._drafter is None else _name(self._drafter),
+            drafter="" if drafter is None else _name(drafter),
             decode=self._decode,
-            sampling=_sampling(settings),
-            config=_config(generator),
-            rule="" if weight is not None else rule,
-            lossless=weight is None,
+            sampling=sampling_of(settings),
+            config=config_of(generator),
+            rule=rule,
+            lossless=lossless,
             runtime=RUNTIME,
             events={name: partial(_Mark, name) for name in devices},
         )
@@ -130,6 +126,8 @@ class Call:
             )
 
     def _drafter_of(self, generator: Any) -> Any:
+        if (own := layers_of(generator)) is not None:
+            return own
         drafter = getattr(generator, "assistant_model", None)
         if drafter is not None and not any(drafter is one for one in (self.model, self.assistant)):
             raise UsageError(
@@ -148,14 +146,15 @@ class Call:
         return self.model if side == "target" or self._drafter is None else self._drafter
 
     def forward_begins(self, _: Any, args: Any, kwargs: Any) -> None:
-        if not self._running:
+        if not self.running:
             return
-        given = [kwargs[name] for name in INPUTS if kwargs.get(name) is not None] or args
-        cache = next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
-        batch, rows = given[0].shape[:2]
         side = "drafter" if self.drafting else "target"
-        kind = WORK[side] if side in self._prompted else "prefill"
-        self._open = self._span(kind, side, batch * rows, max(-1, batch * _cached(self._owner(side), cache)))
+        read = side in self._prompted or (self.drafting and kwargs.get(SHARED))
+        batch, rows = shape_of(args, kwargs)
+        context = batch * cached_of(self._owner(side), kwargs)
+        self._open = self._span(
+            WORK[side] if read else "prefill", side, max(-1, batch * rows), max(-1, context)
+        )
 
     def forward_ends(self, *_: Any) -> None:
         if self._open is None or self._rec is None:
@@ -251,36 +250,9 @@ class _Mark:
         return self._event.elapsed_time(other._event)
 
 
-def _cached(model: Any, cache: Any) -> int:
-    """Return the rows that a sequence has cached; -1 where layers keep a state in place of rows."""
-    if model._is_stateful:
-        return -1
-    return 0 if cache is None else int(cache.get_seq_length())
-
-
 def _place(model: Any) -> str:
     return str(model.device)
 
 
 def _name(model: Any) -> str:
     return model.name_or_path or type(model).__name__
-
-
-def _title(generator: Any) -> str:
-    name = type(generator).__name__
-    return "generate" if generator is None else TITLES.get(name, name)
-
-
-def _sampling(settings: Any) -> dict[str, Any]:
-    if not settings.do_sample:
-        return {"temperature": 0}
-    names = ("temperature", "top_k", "top_p")
-    return {name: getattr(settings, name) for name in names if getattr(settings, name, None) is not None}
-
-
-def _config(generator: Any) -> dict[str, Any]:
-    """Return the settings of the drafts at the call's start, for the title."""
-    given = getattr(generator, "assistant_generation_config", None)
-    names = ((generator, SETTINGS), (given, SCHEDULE))
-    found = [(ours, getattr(owner, theirs, None)) for owner, pairs in names for theirs, ours in pairs.items()]
-    return {name: value for name, value in found if value}

@@ -122,10 +122,10 @@ def test_servers_of_several_engines_in_one_log_are_all_followed(log, store):
         append(log, "\n".join(row) + "\n")
         settled(counting)
     settled(counting, last=True)
-    stored = {t.header.title: t for t in (store.load(one.header.run_id) for one in store.runs()[0])}
-    for name, title in zip(names, ("llama.cpp", "vLLM", "SGLang"), strict=True):
+    stored = {t.header.runtime: t for t in (store.load(one.header.run_id) for one in store.runs()[0])}
+    for name, engine in zip(names, ("llama.cpp", "vLLM", "SGLang"), strict=True):
         (whole,) = read_traces(PRINTED / name).traces
-        assert (stored[title].windows, stored[title].header.environment["imported"]["source"]) == (
+        assert (stored[engine].windows, stored[engine].header.environment["imported"]["source"]) == (
             whole.windows,
             whole.header.environment["imported"]["source"],
         )

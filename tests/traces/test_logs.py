@@ -107,7 +107,11 @@ def test_logs_of_several_engines_and_processes_in_one_file_are_runs_of_their_own
         (t.header.title, measure(t).drafted, measure(t).accepted)
         for t in read_traces(written("".join(texts))).traces
     ]
-    assert found == [("llama.cpp", 740, 230), ("vLLM · pid 1", 2312, 730), ("vLLM · pid 2", 2312, 530)]
+    assert found == [
+        ("llama.cpp · draft-mtp + draft-simple", 740, 230),
+        ("vLLM · pid 1", 2312, 730),
+        ("vLLM · pid 2", 2312, 530),
+    ]
 
 
 def test_one_line_of_each_of_several_pods_is_a_run_of_its_own():
@@ -238,6 +242,25 @@ def test_drafted_tokens_of_sglang_follow_from_its_rate_by_either_definition(name
     told = "server_args=ServerArgs(decode_log_interval=10, speculative_num_draft_tokens=5)"
     (trace,) = read_traces(written("\n".join([told, *(line.partition("] ")[2] for line in lines)]))).traces
     assert [(row.steps, row.drafted) for row in trace.windows] == [(10, 40)] * len(averages)
+
+
+@pytest.mark.parametrize("name", ["mtp", "eagle3", "dflash", "ngram"])
+def test_the_title_of_a_run_says_what_drafts_as_the_engine_calls_it(name):
+    """vLLM and SGLang print it at their start, in another process of the same container."""
+    vllm, sglang = ((PRINTED / log).read_text().splitlines() for log in ("04-vllm.log", "07-sglang.log"))
+    begun = f"model='m', speculative_config=SpeculativeConfig(method='{name}', model='d', num_spec_tokens=3)"
+    first = f"(EngineCore pid=9) INFO 08-06 09:03:00 [core.py:109] Initializing a V1 LLM engine: {begun}, x=1"
+    assert title_of([*vllm]) == "vLLM"
+    assert title_of([first, *vllm]) == f"vLLM · {name}"
+    assert title_of([first.replace(f"'{name}'", "None"), *vllm]) == "vLLM"
+    told = "[2026-06-10 15:20:00] server_args=ServerArgs(decode_log_interval=40, speculative_algorithm={})"
+    assert title_of([told.format(f"'{name.upper()}'"), *sglang]) == f"SGLang · {name.upper()}"
+    assert title_of([told.format(None), *sglang]) == "SGLang"
+
+
+def title_of(lines: list[str]) -> str:
+    (trace,) = read_traces(written("\n".join(lines))).traces
+    return trace.header.title
 
 
 def test_settings_of_sglang_are_read_from_its_long_line():

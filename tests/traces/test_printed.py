@@ -133,8 +133,8 @@ def test_a_log_in_which_drafts_bring_nothing_says_so():
 def test_lines_of_several_servers_are_runs_of_their_own():
     found = read_traces(PRINTED / "two-llama-servers.log").traces
     assert [(t.header.title, measure(t).drafted, measure(t).accepted) for t in found] == [
-        ("llama.cpp · llama-draft.err", 104, 98),
-        ("llama.cpp · llama-ngram.err", 32, 16),
+        ("llama.cpp · draft-simple · llama-draft.err", 104, 98),
+        ("llama.cpp · ngram-simple · llama-ngram.err", 32, 16),
     ]
 
 

@@ -12,12 +12,14 @@ import pytest
 import specscope
 from specscope.engine.drafting.pace import Probe
 from specscope.engine.layout import Layout, Separate
+from specscope.engine.trace.recorder import LAYERS
 from specscope.engine.types import Limits
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.places import first_rate, level_rate
 from specscope.traces.facts.rates import RunRates, rates_of
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.judge.advice import kind_of, predicted
+from specscope.traces.lengths.best import best_length
 from specscope.traces.view.document import view_model
 from tests.traces.samples import bundled, sample_trace, shown, slowed, with_header
 
@@ -255,10 +257,11 @@ def test_a_pane_names_a_form_of_the_target_and_only_where_it_drafts(kind, path, 
 # Recorded loops: where the time goes.
 
 
-def recorded(path, *, forward, rows=1, batch=1, gamma=2, extra=""):
+def recorded(path, *, forward, rows=1, batch=1, gamma=2, extra="", draft=0.0, config=None):
     """Record 12 rounds, of which every third accepts nothing; times in milliseconds.
 
-    Without rows it is plain decoding. `extra` is work of 40 ms after each rejection.
+    Without rows it is plain decoding. `extra` is work of 40 ms after each rejection. `draft` is the
+    time of a drafted token.
     """
     path.unlink(missing_ok=True)
     now = [perf_counter_ns() - 10**10]
@@ -268,12 +271,15 @@ def recorded(path, *, forward, rows=1, batch=1, gamma=2, extra=""):
         rec.add(kind, now[-2], now[-1], sequence=-1 if batch > 1 else 0, **facts)
 
     drafted = gamma if rows > 1 else 0
-    with specscope.record(path, target="t", sampling={"temperature": 0}, rule="match") as rec:
+    sampling = {"temperature": 0}
+    with specscope.record(path, target="t", sampling=sampling, rule="match", config=config) as rec:
         for _ in range(batch):
             rec.prompt("Hi", ids=[1, 2])
         worked("prefill", 4, rec, rows=2 * batch, context=0)
         for step in range(12):
             kept = drafted if step % 3 else 0
+            for _ in range(drafted if draft else 0):
+                worked("draft", draft, rec, rows=1, context=2 + step)
             worked("verify", forward, rec, rows=rows * batch, context=2 + step)
             for sequence in range(batch):
                 tokens = [9] * drafted
@@ -322,6 +328,16 @@ def test_a_batch_is_compared_with_a_plain_forward_of_its_batch(tmp_path):
     )
     assert "A target forward takes the time of 2.75 plain forwards: 2.75 for its 12.0 rows" in found["reason"]
     assert "the width of the target's forwards, 12.0 rows instead of 4.0." in found["reason"]
+
+
+@pytest.mark.parametrize("layers", [None, 1, 2])
+def test_no_draft_is_advised_that_is_longer_than_the_layers_that_draft_it(tmp_path, layers):
+    mine = {"forward": 6.1, "rows": 2, "gamma": 1, "draft": 0.1, "config": layers and {LAYERS: layers}}
+    advice = of_recorded(tmp_path / "r.jsonl", {"forward": 6}, mine)["verdict"]["advice"]
+    assert ("Try drafts of 2 tokens" in advice) == (layers != 1)
+    plain, run = (recorded(tmp_path / "r.jsonl", **given) for given in ({"forward": 6}, mine))
+    note = f"No draft is longer than {layers}: each layer drafts one token."
+    assert (note in best_length(run, plain).notes) == bool(layers)
 
 
 def test_forwards_that_are_slow_without_more_rows_are_not_called_wide(tmp_path):

@@ -16,6 +16,7 @@ from specscope.engine.drafting.pace import Probe, in_turns, overlapped, with_ser
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.methods import METHODS
+from specscope.engine.trace.recorder import LAYERS
 from specscope.traces.facts.rates import RunRates, rates_of
 
 if TYPE_CHECKING:
@@ -162,8 +163,9 @@ def _recorded(trace: Trace, rates: RunRates, speedup: float) -> Iterable[Advice]
     used, header = max(r.drafted for r in trace.rounds), trace.header
     if rates.whole:
         return
-    scale = speedup / predicted("turns", rates, used)
-    for length in range(1, 1 + (LONGEST if rates.draft else 1) * used):
+    scale, layers = speedup / predicted("turns", rates, used), header.config.get(LAYERS)
+    most = (LONGEST if rates.draft else 1) * used
+    for length in range(1, 1 + (min(most, layers) if isinstance(layers, int) else most)):
         if length != used:
             yield Advice(
                 method=header.method,

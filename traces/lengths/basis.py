@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from specscope.engine.drafting.pace import Probe, seconds_at
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import METHODS
+from specscope.engine.trace.recorder import LAYERS
 from specscope.traces.facts import counted, waiting
 from specscope.traces.facts.comparable import batch_size
 from specscope.traces.facts.imported import is_foreign, origin
@@ -86,6 +87,8 @@ def _of_spans(trace: Trace, metrics: Metrics, plain: Trace | None) -> Basis:
         rates = replace(rates, probe=replace(rates.probe, later=rates.probe.first))
     elif drafts and not rates.probe.later:
         notes.append("A whole draft takes one forward, which is taken to last as long for every length.")
+    if layers := trace.header.config.get(LAYERS):
+        notes.append(f"No draft is longer than {layers}: each layer drafts one token.")
     method = METHODS.get(trace.header.method)
     timed = not rates.whole and (
         drafts or not ("drafter" in method.uses if method else trace.header.drafter_path)

@@ -120,6 +120,8 @@ class _Server:
         self.requests: list[_Request] = []
         self._open: dict[str, _Request] = {}
         self._last: dict[str, _Totals] = {}
+        self.drafters: dict[str, None] = {}
+        """Their names, in the order of their lines."""
         self._now = _Request("")
         self._clock = self._begun = 0.0
         self._old: list[Window] = []
@@ -175,6 +177,7 @@ class _Server:
         totals = _Totals(drafts, whole(match[4]), whole(match[5]), places, ms)
         self._now.first |= match[1] not in self._last
         self._now.drafters[match[1]] = totals.since(self._last.get(match[1]))
+        self.drafters[match[1]] = None
         self._last[match[1]], self._now.at = totals, at if at is not None else self._now.at
 
     def windows(self) -> list[Window]:
@@ -245,4 +248,8 @@ def read(lines: Sequence[str], so_far: dict[str, Any], source: Callable[[str], s
         name = source(match[1] if match else line[: own.start()])
         servers.setdefault(name, _Server()).line(line, at)
     found = [(name, one, one.windows()) for name, one in servers.items()]
-    return [Printed("llama.cpp", name, rows, one.model, NOTE) for name, one, rows in found if rows]
+    return [
+        Printed("llama.cpp", name, rows, one.model, NOTE, drafter=" + ".join(one.drafters))
+        for name, one, rows in found
+        if rows
+    ]

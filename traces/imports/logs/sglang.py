@@ -30,6 +30,7 @@ _FIELDS = {
 }
 _INTERVAL = re.compile(r"\bdecode_log_interval=(\d{1,6})\b")
 _DRAFTS = re.compile(r"\bspeculative_num_draft_tokens=(\d{1,4})\b")
+_ALGORITHM = re.compile(r"\bspeculative_algorithm='([\w-]{1,40})'")
 _TIME = re.compile(r"^(.*?)\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)( [^\]]*)?\]")
 
 
@@ -47,6 +48,7 @@ def read(lines: Sequence[str], so_far: dict[str, Any], source: Callable[[str], s
     found: dict[str, _Server] = so_far.setdefault("found", {})
     steps: dict[str, int] = so_far.setdefault("steps", {})
     width: dict[str, int] = so_far.setdefault("width", {})
+    algorithms: dict[str, str] = so_far.setdefault("algorithms", {})
     for line in lines:
         if "Decode batch" not in line and "server_args" not in line:
             continue
@@ -55,6 +57,8 @@ def read(lines: Sequence[str], so_far: dict[str, Any], source: Callable[[str], s
         for setting, values in ((_INTERVAL, steps), (_DRAFTS, width)):
             if match := setting.search(line):
                 values[name] = int(match[1])
+        if match := _ALGORITHM.search(line):
+            algorithms[name] = match[1]
         told = {key: match[1] for key, form in _FIELDS.items() if (match := form.search(line))}
         if "Decode batch" not in line or not told.keys() >= {"running", "length", "speed"}:
             continue
@@ -63,10 +67,12 @@ def read(lines: Sequence[str], so_far: dict[str, Any], source: Callable[[str], s
         before = server.rows[-1].end / 1e9 if server.rows else 0.0
         server.rows.append(_window(told, time[2] if time else "", before, steps.get(name, STEPS)))
         server.averages.append((float(told["length"]), float(told["rate"]) if "rate" in told else None))
-    return [_printed(name, one, steps, width) for name, one in found.items()]
+    return [_printed(name, one, steps, width, algorithms) for name, one in found.items()]
 
 
-def _printed(name: str, server: _Server, steps: dict[str, int], width: dict[str, int]) -> Printed:
+def _printed(
+    name: str, server: _Server, steps: dict[str, int], width: dict[str, int], algorithms: dict[str, str]
+) -> Printed:
     source = max((one for one in steps if not one or f"{name} ".startswith(f"{one} ")), key=len, default=None)
     drafted = width[source] - 1 if source in width else _drafted(server.averages)
     rows = [
@@ -74,7 +80,8 @@ def _printed(name: str, server: _Server, steps: dict[str, int], width: dict[str,
         for row in server.rows
     ]
     why = "" if source is not None else ", as --decode-log-interval has it by default"
-    return Printed("SGLang", name, rows, note=NOTE.format(steps=steps.get(source or "", STEPS), why=why))
+    note = NOTE.format(steps=steps.get(source or "", STEPS), why=why)
+    return Printed("SGLang", name, rows, note=note, drafter=algorithms.get(source or "", ""))
 
 
 def _drafted(averages: Sequence[tuple[float, float | None]]) -> int | None:

@@ -34,6 +34,7 @@ _ENGINE = re.compile(
     r"Avg generation throughput: (\d[\d.]*) tokens/s, Running: (\d+) reqs"
 )
 _OWN = re.compile(r"SpecDecoding metrics|Engine \d|\d+ Engines Aggregated|Avg prompt")
+_METHOD = re.compile(r"\bspeculative_config=SpeculativeConfig\(method='([\w-]{1,40})'")
 _TIME = re.compile(r"^(.*?)(?:INFO|WARNING|DEBUG) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d) ")
 _PID = re.compile(r"\(\w+ pid=(\d+)\)")
 NOTE = "Numbers of drafts and accepted tokens by place follow from rounded averages of the log"
@@ -85,8 +86,11 @@ def read(lines: Sequence[str], so_far: dict[str, Any], source: Callable[[str], s
     found: dict[_Key, list[_Row]] = so_far.setdefault("found", {})
     beside: dict[_Key, _Beside] = so_far.setdefault("beside", {})
     last: dict[_Key, float] = so_far.setdefault("last", {})
+    methods: dict[str, str] = so_far.setdefault("methods", {})
     year = 2000 if any(" 02-29 " in line for line in lines) else 2001
     for line in lines:
+        if match := _METHOD.search(line):
+            methods[_key(line, source).source] = match[1]
         if "SpecDecoding metrics" not in line and "generation throughput" not in line:
             continue
         key, time = _key(line, source), _time(line, year)
@@ -102,7 +106,13 @@ def read(lines: Sequence[str], so_far: dict[str, Any], source: Callable[[str], s
             before = rows[-1].window.end / 1e9 if rows else 0.0
             rows.append(_Row(_window(line, match, time, before), near))
     return [
-        Printed("vLLM", _name(key, found), _of_one_length([*_windows(rows)]), note=NOTE)
+        Printed(
+            "vLLM",
+            _name(key, found),
+            _of_one_length([*_windows(rows)]),
+            note=NOTE,
+            drafter=methods.get(key.source, ""),
+        )
         for key, rows in found.items()
     ]
 

@@ -81,6 +81,8 @@ class Printed(NamedTuple):
     prompts: Sequence[int] = ()
     """Tokens of the prompt of each window; -1 is unknown."""
     form: str = ""
+    drafter: str = ""
+    """What drafts, as the engine calls it, such as `eagle3` or `draft-mtp`; empty if unknown."""
 
     @property
     def title(self) -> str:
@@ -176,7 +178,8 @@ def trace_of(printed: Printed, source: str) -> Trace:
         model=printed.model,
     )
     noted = {**header.environment, "note": printed.note} if printed.note else header.environment
-    trace = Trace(replace(header, environment=noted))
+    title = " · ".join(filter(None, (printed.engine, printed.drafter[:MOST_NAME], printed.key)))
+    trace = Trace(replace(header, title=title, environment=noted))
     for row in rows:
         trace.add(row)
     trace.footer = Footer("done", (), (), max((one.end for one in rows), default=0))
