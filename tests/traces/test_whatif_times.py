@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 import specscope
+from specscope.engine.drafting.pace import seconds_at
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import Routed
 from specscope.engine.trace.trace import Trace
 from specscope.traces.facts.imported import NO_TOKEN, UNKNOWN_TEXT
 from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.rates import rates_of
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.whatif.own_times import own_times
 from specscope.traces.whatif.recording import read
@@ -109,7 +111,13 @@ def test_the_rows_of_a_mixture_share_experts(path):
     target = own_times(mixed, baseline).target
     assert target.chosen == pytest.approx(0.25, abs=1e-5)
     assert (target(1, 0, 1), target(8, 0, 1)) == pytest.approx((6000, 9000))
-    assert target(3, 0, 1) == pytest.approx(6000 + 3000 * (0.75 - 0.75**3) / (0.75 - 0.75**8), rel=1e-4)
+    three = 6000 + 3000 * (0.75 - 0.75**3) / (0.75 - 0.75**8)
+    assert target(3, 0, 1) == pytest.approx(three, rel=1e-4)
+    rates = rates_of(mixed, measure(mixed), baseline)
+    assert rates is not None
+    assert 1e6 * seconds_at(rates.probe.verify, 3) == pytest.approx(three, rel=1e-3), (
+        "for the best draft length"
+    )
     change = Change(config={"gamma": 2}, plain=baseline)
     dense, shared = (measure(what_if(t, change).replay).decode_seconds for t in (trace, mixed))
     assert shared > 1.05 * dense, "the first further rows cost most"

@@ -6,8 +6,7 @@ its mean one-row forward. It lies between a forward that takes the same time for
 that takes the same time for each row. All other time of decoding belongs to the target's forwards,
 in equal parts: decisions, messages, and when no model works. Gaps inside drafts are the drafter's.
 
-The rows of a mixture share experts, so its line is over what they read. If a row chooses a share s
-of the experts, n rows read 1 - (1 - s)^n of them; s follows from the reads of the run's forwards.
+The line of a mixture is over what its rows read (`traces/facts/experts.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.simulate.roofline import Hardware, PublishedModel
 from specscope.traces.facts import waiting
+from specscope.traces.facts.experts import rows_read, share_chosen
 from specscope.traces.facts.imported import origin
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ForwardTime:
     """Share of a mixture's experts that a row chooses; 0 for another model."""
 
     def __call__(self, rows: float, context: float, batch: float) -> float:  # noqa: ARG002 - as a `Grid`
-        return max(SHORTEST, self.us + self.more * (_read(rows * batch, self.chosen) - self.read))
+        return max(SHORTEST, self.us + self.more * (rows_read(rows * batch, self.chosen) - self.read))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def own_times(trace: Trace, plain: Trace | None = None) -> OwnTimes:
         trace.header.run_id,
         tuple(dict.fromkeys(device.name for device in trace.header.devices)),
         origin(trace.header) is not None,
-        _line(targets, 0.0, singles, _chosen(trace, targets)),
+        _line(targets, 0.0, singles, share_chosen(trace, targets)),
         _line(drafts, gap) if drafts else None,
         _width(trace, "target"),
         _width(trace, "drafter"),
@@ -202,7 +202,7 @@ def _line(
 ) -> ForwardTime:
     """Return the line of a model's forwards; `singles` are one-row forwards of another run."""
     rows, us = [max(1, s.rows) for s in spans], [(s.end - s.start) / 1e3 + more_us for s in spans]
-    sizes = [_read(count, chosen) for count in rows]
+    sizes = [rows_read(count, chosen) for count in rows]
     read, us_mean, slope = fmean(sizes), fmean(us), 0.0
     known = all(s.rows > 0 for s in spans)
     if known and singles and read > 1:
@@ -214,21 +214,6 @@ def _line(
         known = False
     more = min(max(0.0, slope), us_mean / read)
     return ForwardTime(len(spans), fmean(rows), us_mean, more, known, read, chosen)
-
-
-def _read(rows: float, chosen: float) -> float:
-    """Return what rows read, in rows; those of a mixture share experts."""
-    return (1 - (1 - chosen) ** rows) / chosen if chosen else rows
-
-
-def _chosen(trace: Trace, targets: Sequence[Span]) -> float:
-    """Return the share of a mixture's experts that a row chooses; 0 for another model."""
-    rows = {span.id: span.rows for span in targets if span.rows > 0}
-    reads = [read for read in trace.routed if read.span in rows]
-    if not reads:
-        return 0.0
-    share = sum(read.experts for read in reads) / sum(read.held for read in reads)
-    return 1 - (1 - share) ** (1 / fmean(rows[read.span] for read in reads))
 
 
 def _width(trace: Trace, side: str) -> int:
