@@ -43,8 +43,7 @@ def _by_printed_steps(cell: TableCell) -> Mapping[str, float]:
     plain = dict(zip(table["columns"], table["plain"][cell.row], strict=True))
     verify, draft = _BLOCK * plain["1"] / plain[str(_BLOCK)], drafter / target
     tau = table["tau"][cell.row]
-    printed = {"round": tau / (cell.number or 1.0)}
-    return {"ours": tau / (verify + draft), "verify": verify, "draft": draft} | printed
+    return {"ours": tau / (verify + draft), "verify": verify, "draft": draft}
 
 
 def _rate(tokens: float, drafts: int) -> float:
