@@ -176,9 +176,9 @@ def latency_of(job: Job, stamp: Stamp, latency: Latency, devices: int) -> Hold:
 
 def in_one_forward(done: Reply) -> Reply:
     """Return a draft's reply as a block drafter's: its levels are masks of one forward's block."""
-    first, *others = done.stamps
+    first, rows = done.stamps[0], sum(stamp.rows for stamp in done.stamps)
     drafts = tuple(tuple(node._replace(forward=0) for node in draft) for draft in done.value)
-    return Reply(drafts, (first._replace(rows=first.rows + 1 + len(others)),))
+    return Reply(drafts, (first._replace(rows=rows + first.batch),))  # a mask for each place
 
 
 @dataclass
