@@ -64,6 +64,8 @@ class Layout:
     """Whether a server can limit a draft's levels: `propose` or `grow` makes all of it."""
     head: str = ""
     """Kind of the drafting head on the target's devices; empty for none."""
+    at_once: bool = False
+    """Whether one forward of the head drafts all levels."""
 
     @property
     def needs_drafter(self) -> bool:

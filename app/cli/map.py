@@ -28,7 +28,7 @@ PLACES: options.Options = {
         "N",
         "devices of a target, 1 to 8; c is that of the target as it lies there (1)",
     ),
-    "--methods": (str, "A,B", "methods of the map (all of it)"),
+    "--methods": (str, "A,B", "methods of the map; dflash only if it is named (all others)"),
     "--doubt": (
         float,
         "D",
@@ -39,6 +39,7 @@ PLACES: options.Options = {
         "R",
         "where it is wrong, the target's token is not among its next F in (1 + F)^-R (0.7)",
     ),
+    "--later": (float, "L", "acceptance of a block's later places over that of its first one (0.93)"),
     "--max-new-tokens": (int, "N", "tokens of a run (192)"),
     "--recorded": ([], "RUN", "replay the drafts of a stored run in place of drafts at a rate; repeatable"),
     "--seeds": (int, "N", "runs of a method at a place, 1 to 5 (2)"),
@@ -77,19 +78,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> MapPlan:
-    from specscope.traces.lab.plan import default
+    from specscope.traces.lab.plan import default, whole
 
     plan = default()
     lists = {
         name: _numbers(name, text) for name in ("ratios", "rates", "devices") if (text := getattr(args, name))
     }
-    named = {name: getattr(args, name) for name in ("target_devices", "doubt", "misses", "seeds")}
+    named = {name: getattr(args, name) for name in ("target_devices", "doubt", "misses", "later", "seeds")}
     named["tokens"] = args.max_new_tokens
     if args.target_devices is not None and "devices" not in lists:
         lists["devices"] = tuple(count * args.target_devices for count in plan.devices)
     plan = replace(plan, **lists, **{name: value for name, value in named.items() if value is not None})
     if args.methods:
-        keys, known = args.methods.split(","), {entrant.key: entrant for entrant in plan.methods}
+        keys, known = args.methods.split(","), {entrant.key: entrant for entrant in whole().methods}
         for key in keys:
             if key not in known:
                 raise UsageError(f"the map has no method {shown(key)}; choose of {', '.join(known)}")

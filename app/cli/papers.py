@@ -26,7 +26,7 @@ PAPER: options.Options = {
     "--paper": (
         [],
         "KEY",
-        "only pearl, dsi, easyspec, ems, parallelspec, parallel or outside; repeatable (all)",
+        "only pearl, dsi, easyspec, ems, parallelspec, parallel, block or outside; repeatable (all)",
     ),
 }
 

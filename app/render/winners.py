@@ -13,7 +13,7 @@ from specscope.app.render.table import Column, Table
 from specscope.traces.lab.plan import MapPlan, assumptions
 from specscope.traces.lab.winners import EQUAL, VALUES, Result, Winner, winner
 
-COLOURS = ("#4d5866", "#0b62b0", "#0f7a4f", "#8f3f71", "#a4480c", "#6a51c0")
+COLOURS = ("#4d5866", "#0b62b0", "#0f7a4f", "#8f3f71", "#a4480c", "#6a51c0", "#00666e")
 """White text on each has a contrast of more than 4.5."""
 _CELL_WIDTH, _CELL_HEIGHT, _LEFT, _TOP, _GAP, _LEAST = 88, 34, 46, 54, 26, 380
 _LINE = 6.2

@@ -185,14 +185,16 @@ def _turn(model: Decoder, plan: CalibrationPlan) -> Iterator[tuple[Cell, float]]
         cache, cached = model.new_cache(batch, max(plan.contexts) + max(plan.rows)), 0
         for context in plan.contexts:
             if context > cached:
-                model.forward(cache, _rows(batch, context - cached, cached), np.empty(0, dtype=np.int64))
+                model.forward(
+                    cache, _rows(model, batch, context - cached, cached), np.empty(0, dtype=np.int64)
+                )
                 cached = context
             for rows in plan.rows:
                 yield Cell(rows, context, batch), _forward(model, cache, Cell(rows, context, batch))
 
 
 def _forward(model: Decoder, cache: Cache, cell: Cell) -> float:
-    job = _rows(cell.batch, cell.rows, cell.context)
+    job = _rows(model, cell.batch, cell.rows, cell.context)
     want = np.arange(len(job) if cell.rows <= READ else 0)
     us = _timed(lambda: model.forward(cache, job, want), model)
     for slot in range(cell.batch):
@@ -200,8 +202,8 @@ def _forward(model: Decoder, cache: Cache, cell: Cell) -> float:
     return us
 
 
-def _rows(batch: int, count: int, start: int) -> Rows:
-    return Rows.join([Rows.chain(slot, np.ones(count, dtype=np.int64), start) for slot in range(batch)])
+def _rows(model: Decoder, batch: int, count: int, start: int) -> Rows:
+    return Rows.join([Rows.timed(slot, count, start, model.vocab_size) for slot in range(batch)])
 
 
 def _timed(work: Callable[[], object], model: Decoder | None = None) -> float:

@@ -130,6 +130,11 @@ class Options:
         return self.forward in ("static", "compiled")
 
     @property
+    def block(self) -> bool:
+        """Whether the drafter of a source of models is a block drafter."""
+        return getattr(self.tokens, "block", False)
+
+    @property
     def is_sharded(self) -> bool:
         return max(self.tp, self.drafter_tp) > 1
 

@@ -40,6 +40,8 @@ class Gpus:
     profile: Profile
     latency: Latency
     loaders: Mapping[str, Loader]
+    block: bool = False
+    """Whether the drafter is a block drafter, see `Source`."""
     processors: dict[str, Processor] = field(default_factory=dict[str, Processor])
 
     @property
@@ -58,7 +60,7 @@ class Gpus:
     def start(self, assignment: Assignment) -> Worker:
         name, devices, lanes = assignment.name, assignment.devices, dict(assignment.lanes)
         processor = self.processors.setdefault(devices[0].name, Processor())
-        return VirtualWorker(name, devices, self.latency, processor, lanes)
+        return VirtualWorker(name, devices, self.latency, processor, lanes, block=self.block)
 
     def loader(self, model: str, assignment: Assignment) -> Loader:  # noqa: ARG002 - the same tokens everywhere
         return self.loaders[model]
@@ -76,7 +78,7 @@ def profile_devices(pair: Pair, options: Options) -> Pool:
     return Pool(
         pair,
         options,
-        Gpus(profile, latency, loaders),
+        Gpus(profile, latency, loaders, block=options.block),
         target=target.gpus,
         drafter=drafter.gpus if drafter else 1,
         drafters=len(loaders) - 1 if drafter else 0,
@@ -134,7 +136,7 @@ def tokens_of(pair: Pair, tokens: str | Trace | Source) -> tuple[Mapping[str, Lo
         cpu = Device("cpu:0", "", "", "cpu")
         return {m: _remembering(loader_of(pair, m, cpu, Options())) for m in pair.models}, f"{pair.name} pair"
     if isinstance(tokens, Source):
-        models, source = tokens
+        models, source = tokens.models, tokens.name
     elif isinstance(tokens, Trace):
         models, source = recorded_pair(tokens), f"recorded run {tokens.header.run_id}"
     else:

@@ -31,8 +31,9 @@ from specscope.engine.drafting.planner import Best, Plan
 from specscope.engine.drafting.suffix import Finished
 from specscope.engine.environment import environment
 from specscope.engine.errors import OutOfMemory, UsageError, check_names, named_calls, names_of
+from specscope.engine.heads.config import MOST
 from specscope.engine.heads.find import HeadFile, Heads
-from specscope.engine.layout import Layout
+from specscope.engine.layout import Layout, Separate
 from specscope.engine.methods import Method, Situation, find
 from specscope.engine.run.policies import LENGTHS, MINEDRAFT
 from specscope.engine.run.serving import Load, under_load
@@ -102,7 +103,8 @@ class Cluster:
     def situation(self) -> Situation:
         """The facts about this cluster that the methods' plans use; it plans no drafts."""
         facts = self.context, self.placement.layers("drafter"), lambda: self.c, self.stages
-        return self.placement.pool.situation(*facts, lambda kind: self.head(kind).levels)
+        block = self.placement.pool.options.block
+        return self.placement.pool.situation(*facts, lambda kind: MOST if block else self.head(kind).levels)
 
     def head(self, kind: str) -> HeadFile:
         """Return the drafting head of a kind that fits the target (see `Heads`)."""
@@ -212,6 +214,8 @@ class Cluster:
 
     def _layout(self, method: Method, cfg: Any) -> Layout:
         layout = method.layout(cfg)
+        if layout.at_once and self.placement.pool.options.block:
+            layout = replace(layout, head="", arrangement=Separate(turns=True))
         if layout.needs_drafter and not self.placement.base.needs_drafter:
             self.placement.pool.assign(layout)  # its error names a profile's pair without a drafter
             raise UsageError(f"{method.key} needs a drafter, and none was given; name one with --drafter")

@@ -214,8 +214,8 @@ def schedule_of(cfg: Any) -> Schedule:
 # Layouts and plans of methods with a drafting head.
 
 
-def head_layout(kind: str) -> Layout:
-    return Layout(Separate(drafters=0), head=kind)
+def head_layout(kind: str, *, at_once: bool = False) -> Layout:
+    return Layout(Separate(drafters=0), head=kind, at_once=at_once)
 
 
 def planned_tree(tree: str, paper: str, levels: int, situation: Situation, **settings: Any) -> str:

@@ -50,7 +50,7 @@ def plan(cfg: Config, situation: Situation) -> Config:
     source="DFlash (2026)",
     config=Config,
     plan=plan,
-    layout=lambda _: head_layout(HEAD),
+    layout=lambda _: head_layout(HEAD, at_once=True),
 )
 async def decode(run: Run, cfg: Config) -> None:
     await decode_chains(run, cfg)

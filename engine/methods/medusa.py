@@ -48,7 +48,7 @@ class Config:
     source="Medusa (2024), as in ParallelSpec",
     config=Config,
     plan=partial(plan_heads, head=HEAD, paper=TREE),
-    layout=lambda _: head_layout(HEAD),
+    layout=lambda _: head_layout(HEAD, at_once=True),
 )
 async def decode(run: Run, cfg: Config) -> None:
     shape = tree(cfg.tree).cut(cfg.heads)

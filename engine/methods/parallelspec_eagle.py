@@ -45,7 +45,7 @@ class Config:
     source="ParallelSpec (2024), algorithm 1",
     config=Config,
     plan=partial(plan_masks, head=HEAD, paper=TREE),
-    layout=lambda _: head_layout(HEAD),
+    layout=lambda _: head_layout(HEAD, at_once=True),
 )
 async def decode(run: Run, cfg: Config) -> None:
     await decode_trees(run, tree(cfg.tree).cut(cfg.masks + 1), sampled=cfg.drafts == "sampled")

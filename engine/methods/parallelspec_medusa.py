@@ -49,7 +49,7 @@ def plan(cfg: Config, situation: Situation) -> Config:
     source="ParallelSpec (2024), section 4.3",
     config=Config,
     plan=plan,
-    layout=lambda _: head_layout(HEAD),
+    layout=lambda _: head_layout(HEAD, at_once=True),
 )
 async def decode(run: Run, cfg: Config) -> None:
     masked_tail = MASKED_TAIL[cfg.first]

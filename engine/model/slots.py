@@ -21,6 +21,8 @@ from specscope.engine.errors import UsageError
 
 PAD = 1
 """Flag of a padding row: computed like any row, but never the parent of another."""
+_STRIDE = 7919
+"""Distance of the tokens of timed forwards: a prime, so that few vocabularies repeat any."""
 PROVISIONAL = 2
 """Flag of a row that serves one draft only: `Slots.match` never returns it."""
 
@@ -63,6 +65,14 @@ class Rows:
     def chain(cls, slot: int, tokens: Sequence[int] | np.ndarray, start: int) -> Rows:
         """Return a chain of rows after cached row start - 1; start is the slot's length."""
         return cls.of(slot, tokens, np.arange(start - 1, start + len(tokens) - 1))
+
+    @classmethod
+    def timed(cls, slot: int, count: int, start: int, vocab: int) -> Rows:
+        """Return a chain of different tokens, to time a forward.
+
+        Equal ones would choose the same experts of a mixture, as no text does.
+        """
+        return cls.chain(slot, (start + np.arange(count)) * _STRIDE % vocab, start)
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:

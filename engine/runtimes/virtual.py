@@ -174,6 +174,13 @@ def latency_of(job: Job, stamp: Stamp, latency: Latency, devices: int) -> Hold:
             return Hold(latency(*forward, stamp.batch))
 
 
+def in_one_forward(done: Reply) -> Reply:
+    """Return a draft's reply as a block drafter's: its levels are masks of one forward's block."""
+    first, rows = done.stamps[0], sum(stamp.rows for stamp in done.stamps)
+    drafts = tuple(tuple(node._replace(forward=0) for node in draft) for draft in done.value)
+    return Reply(drafts, (first._replace(rows=rows + first.batch),))  # a mask for each place
+
+
 @dataclass
 class _Pending:
     """A submitted job."""
@@ -187,7 +194,7 @@ class VirtualWorker:
     """Devices of a profile that work as one: it computes at once, then holds them for the latency.
 
     The workers on one device share its processor. `lanes`: models that keep only the first N
-    devices busy, with N.
+    devices busy, with N. `block`: whether its drafts are a block drafter's.
     """
 
     ended = False
@@ -200,6 +207,8 @@ class VirtualWorker:
         latency: Latency,
         processor: Processor | None = None,
         lanes: Mapping[str, int] | None = None,
+        *,
+        block: bool = False,
     ) -> None:
         self.name = name
         self.devices = devices
@@ -207,6 +216,7 @@ class VirtualWorker:
         self._latency = latency
         self._processor = processor
         self._lanes = lanes or {}
+        self._block = block
         self._loop: VirtualLoop | None = None
         self._free = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -257,6 +267,8 @@ class VirtualWorker:
             if pending.stop.done():
                 return Reply((), ())
             done = self._host.handle(job)
+            if self._block and isinstance(job, Propose) and done.stamps:
+                done = in_one_forward(done)
             for stamp in done.stamps:
                 if pending.stop.done():
                     break

@@ -54,6 +54,9 @@ class Source(NamedTuple):
     models: tuple[LanguageModel, ...]
     name: str
     """For the header: `bernoulli:0.8`."""
+    block: bool = False
+    """Whether the drafter is a block drafter: it stands in for a head that drafts at once, and all
+    levels of a draft are rows of one forward."""
 
 
 class Scripted:

@@ -167,8 +167,8 @@ def measure_cost(loaded: LoadedPair, context: int = 128, repeats: int = 300) -> 
 def timed_forward(model: Decoder, rows: int, context: int) -> Callable[[], float]:
     """Return a function that takes `rows` rows' seconds of this thread's processor time."""
     cache = model.new_cache(1, context + rows)
-    model.forward(cache, Rows.chain(0, np.ones(context, dtype=np.int64), 0), np.empty(0, dtype=np.int64))
-    job, want = Rows.chain(0, np.ones(rows, dtype=np.int64), context), np.arange(rows)
+    model.forward(cache, Rows.timed(0, context, 0, model.vocab_size), np.empty(0, dtype=np.int64))
+    job, want = Rows.timed(0, rows, context, model.vocab_size), np.arange(rows)
 
     def forward() -> float:
         cache.truncate(0, context)

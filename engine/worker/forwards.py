@@ -379,7 +379,7 @@ def measure(
     counts = [rows for rows in job.rows if rows + 1 < model.context]
     context = min(job.context, model.context - 1 - max(counts))
     cache = model.new_cache(1, context + max(counts))
-    rows = Rows.chain(0, np.ones(context, dtype=np.int64), 0)
+    rows = Rows.timed(0, context, 0, model.vocab_size)
     model.forward(cache, rows, np.empty(0, dtype=np.int64), stage_io=_stage_io(model, job, context))
     times: list[list[float]] = [[] for _ in counts]
     begun = time.perf_counter()
@@ -401,7 +401,7 @@ def _stage_io(model: LanguageModel, job: Measure, rows: int) -> StageIO | None:
 def seconds_of(
     model: LanguageModel, cache: Slots, context: int, rows: int, stage_io: StageIO | None
 ) -> float:
-    job = Rows.chain(0, np.ones(rows, dtype=np.int64), context)
+    job = Rows.timed(0, rows, context, model.vocab_size)
     begun = time.perf_counter()
     cache.keep(0, np.arange(context))
     out = model.forward(cache, job, np.arange(rows), stage_io=stage_io)

@@ -14,6 +14,7 @@ from specscope.app.render.winners import map_svg
 from specscope.app.tabs.winners import stored
 from specscope.engine.methods import METHODS
 from specscope.traces.facts.closed_forms import (
+    block_speedup,
     dsi_blocks_speedup,
     layer_parallel_speedup,
     pearl_speedup,
@@ -114,6 +115,16 @@ def best(form, rate: float, *costs: float) -> float:
     return max(form(rate, gamma, *costs) for gamma in range(1, 25))
 
 
+def block() -> Iterator[str]:
+    yield f"SSD has {listed([AT['ssd', 2, c, 0.8].speedup for c in PLAN.ratios])} at 0.8"
+    yield f"at c = 20 and 0.98 it has {AT['ssd', 2, 20, 0.98].speedup:.2f}"
+
+
+def listed(speeds: list[float]) -> str:
+    *most, last = [f"{speed:.2f}" for speed in speeds]
+    return f"{', '.join(most)} and {last}"
+
+
 def misses() -> Iterator[str]:
     exponents = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1, 2)
     plain = {(c, rate): best(pearl_speedup, rate, c) for c, rate in PLACES}
@@ -170,6 +181,13 @@ def test_each_method_has_its_best_settings_in_the_stored_map():
             one = AT[entrant.key, entrant.devices(shares, 1), c, rate]
             assert one.config == best_settings(form, at, given, entrant.search)
             assert one.form == pytest.approx(form(at, **one.config), abs=1e-4)
+
+
+def test_a_blocks_runs_are_near_its_form():
+    for later, _, _, speeds in table("| later places")[1:]:
+        for c, speed in zip(PLAN.ratios, speeds.split(", "), strict=True):
+            form = max(block_speedup((0.8, 0.8 * float(later)), gamma, c) for gamma in range(1, 16))
+            assert float(speed) == pytest.approx(form, rel=0.08)
 
 
 # The tables of runs.
@@ -315,7 +333,7 @@ def spec_bench() -> Iterator[str]:
     yield f"are {span(misses)} too fast"
 
 
-MAP = (on_two_devices, on_more_devices, per_device, form_beside_run, misses, split_target, doubt)
+MAP = (on_two_devices, on_more_devices, per_device, form_beside_run, block, misses, split_target, doubt)
 RUNS = (recorded_text, per_device_on_the_published_cluster, inferred_rates)
 CLAIMS = [
     *(("parallel", claims) for claims in (*MAP, *RUNS)),

@@ -209,7 +209,7 @@ def test_every_numeric_field_is_an_axis_and_only_chains_are_scripted():
         assert (DRAFTER in names_of(method)) == method.layout(method.Config()).needs_drafter
         assert (method.key in sweepable()) == bool(fields)
     scripted = [
-        can_be_scripted(METHODS[key]) for key in ("speculative", "pearl", "dsi", "eagle", "llma", "tree")
+        can_be_scripted(METHODS[key]) for key in ("speculative", "pearl", "dflash", "eagle", "llma", "tree")
     ]
     assert scripted == [True] * 3 + [False] * 3
 

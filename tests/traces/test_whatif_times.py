@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 import specscope
+from specscope.engine.drafting.pace import seconds_at
 from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import Routed
 from specscope.engine.trace.trace import Trace
 from specscope.traces.facts.imported import NO_TOKEN, UNKNOWN_TEXT
 from specscope.traces.facts.metrics import measure
+from specscope.traces.facts.rates import rates_of
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.whatif.own_times import own_times
 from specscope.traces.whatif.recording import read
@@ -96,6 +99,29 @@ def test_a_recorded_loops_own_times_answer_for_another_draft_length(path):
     assert (times["target"]["ms"], times["error"]) == (pytest.approx(9.0), result.error.share)
     run = trace.header.run_id
     assert result.replay.header.clock == f"what-if of {run} · virtual · own times of {run} · recorded"
+
+
+def test_the_rows_of_a_mixture_share_experts(path):
+    """Of 8 rows a verification takes 9 ms, of one 6. If a row chooses 1 of 4 experts, 3 rows
+    take as much of the 3 ms as they read of the experts."""
+    trace, baseline = loop(path), plain(path.with_name("plain.jsonl"))
+    verified = [span for span in trace.spans if span.kind == "verify"]
+    reads = [Routed(span.id, round(1e6 * (1 - 0.75**span.rows)), 10**6) for span in verified]
+    mixed = replace(trace, routed=reads)
+    target = own_times(mixed, baseline).target
+    assert target.chosen == pytest.approx(0.25, abs=1e-5)
+    assert (target(1, 0, 1), target(8, 0, 1)) == pytest.approx((6000, 9000))
+    three = 6000 + 3000 * (0.75 - 0.75**3) / (0.75 - 0.75**8)
+    assert target(3, 0, 1) == pytest.approx(three, rel=1e-4)
+    rates = rates_of(mixed, measure(mixed), baseline)
+    assert rates is not None
+    assert 1e6 * seconds_at(rates.probe.verify, 3) == pytest.approx(three, rel=1e-3), (
+        "for the best draft length"
+    )
+    change = Change(config={"gamma": 2}, plain=baseline)
+    dense, shared = (measure(what_if(t, change).replay).decode_seconds for t in (trace, mixed))
+    assert shared > 1.05 * dense, "the first further rows cost most"
+    assert "ms each further row that shares no expert" in " ".join(sentences(what_if(mixed, change)))
 
 
 def test_rows_that_cost_an_unknown_time_are_named(path):

@@ -12,9 +12,9 @@ import pytest
 from specscope.engine.errors import UsageError
 from specscope.engine.simulate.oracle import bernoulli_models
 from specscope.engine.types import Limits
-from specscope.traces.facts.closed_forms import ssd_speedup
+from specscope.traces.facts.closed_forms import block_speedup, ssd_speedup
 from specscope.traces.lab.forms import FORMS, MapPlace
-from specscope.traces.lab.plan import MapPlan, assumptions, default
+from specscope.traces.lab.plan import MapPlan, assumptions, default, whole
 from specscope.traces.lab.winners import (
     Result,
     draw,
@@ -49,6 +49,19 @@ def test_at_a_place_all_methods_decode_the_same_text_near_their_closed_forms():
     order = sorted(found, key=lambda one: one.form)
     assert order[0].key == "speculative"
     assert winner(found, 5, 0.8, 2).best.key == "ssd"
+
+
+def test_a_block_drafter_is_raced_where_it_is_named_and_drafts_a_block_in_one_forward():
+    (block,) = (entrant for entrant in whole().methods if entrant not in default().methods)
+    (one,) = results(small(tokens=256, methods=(block,)), 5, 0.8)
+    assert one.form == block_speedup((0.8, 0.8 * default().later), 15, 5)
+    assert one.form == pytest.approx(one.speedup, rel=0.1)
+    trace, _ = one.traces
+    drafts = [span for span in trace.spans if span.kind == "draft"]
+    assert {span.end - span.start for span in drafts} == {20_000_000}, "a fifth of 100 ms, for any length"
+    assert len(drafts) == len({span.step for span in drafts}), "one forward for a round"
+    rows = {span.rows for span in drafts[: len(drafts) // 2]}
+    assert rows == {16}, "the last token and fifteen masks"
 
 
 def test_a_draft_has_the_length_that_is_best_by_the_closed_form():
@@ -168,7 +181,7 @@ def test_the_drafter_doubts_at_as_many_of_its_errors_as_the_map_says(doubt: floa
 
 
 def test_a_map_is_its_json_and_every_method_has_a_form():
-    assert {entrant.form for entrant in default().methods} == FORMS.keys()
+    assert {entrant.form for entrant in whole().methods} == FORMS.keys()
     plan = small(tokens=8, methods=default().methods[:2])
     found = [one for place in draw(plan) for one in place]
     again, known = given_back(json.loads(json.dumps(facts(plan, found))))

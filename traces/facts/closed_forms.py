@@ -51,6 +51,12 @@ def speculative_speedup(rate: Rate, gamma: int, c: float) -> float:
     return speculative_tokens(rate, gamma) / (gamma / c + 1)
 
 
+def block_speedup(rate: Rate, gamma: int, c: float) -> float:
+    """Speed-up of a block drafter, which drafts gamma tokens in one forward of 1 / c."""
+    check_range("c", c, 0, exclusive=True)
+    return speculative_tokens(rate, gamma) / (1 / c + 1)
+
+
 def pearl_tokens(rate: Rate, gamma: int) -> float:
     """Expected tokens of a round of PEARL, over both modes."""
     _check(rate, gamma)

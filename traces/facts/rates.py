@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 from specscope.engine.drafting.pace import Probe, seconds_at
 from specscope.traces.facts import waiting
 from specscope.traces.facts.comparable import batch_size
+from specscope.traces.facts.experts import rows_read, share_chosen
 from specscope.traces.facts.imported import is_foreign, origin
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.places import first_rate, has_trees, level_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
+    from specscope.engine.drafting.pace import Curve
     from specscope.engine.trace.events import Span
     from specscope.engine.trace.trace import Trace
     from specscope.traces.facts.metrics import Metrics
@@ -30,6 +32,8 @@ FEWEST = 3
 """Forwards of other rows than most that tell what a row costs."""
 _WIDEST = 1024
 """Further rows of the widest predicted forward."""
+_SHARING = 64
+"""Rows up to which those of a mixture share experts one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +93,15 @@ def rates_of(trace: Trace, metrics: Metrics, baseline: Trace | None) -> RunRates
     draft = sum(s.end - s.start for s in drafts) / max(1, len(drafts)) / 1e9
     if all(s.rows < 2 for s in verifies):
         return None
-    first, more, known = _line(verifies, baseline)
+    chosen = share_chosen(trace, verifies)
+    first, more, known = _line(verifies, baseline, chosen)
     speed = measure(baseline).tokens_per_second if baseline else None
     outside = waiting.unworked(trace).outside / 1e9 / len(verifies)
     plain = (1 / speed if speed else 0.0) if baseline else first + outside
     if not plain:
         return None
     probe = Probe(
-        verify=((1, first), (1 + _WIDEST, first + _WIDEST * more)),
+        verify=_curve(first, more, chosen),
         first=((1, draft),),
         later=() if once else ((1, draft),),
         outside=max(0.0, plain - first),
@@ -151,15 +156,21 @@ def _shape(trace: Trace) -> tuple[dict[int, int], list[float]]:
     return depths, [fmean(counts[level]) for level in sorted(counts)]
 
 
-def _line(verifies: Iterable[Span], baseline: Trace | None) -> tuple[float, float, bool]:
+def _curve(first: float, more: float, chosen: float) -> Curve:
+    rows = (*range(1, _SHARING + 1), 1 + _WIDEST) if chosen else (1, 1 + _WIDEST)
+    return tuple((count, first + more * (rows_read(count, chosen) - 1)) for count in rows)
+
+
+def _line(verifies: Sequence[Span], baseline: Trace | None, chosen: float) -> tuple[float, float, bool]:
     """Return the seconds of a one-row forward of the target, and of a further row, if measured.
 
     The last value is whether they are. The line goes through the median one-row forward of the
-    baseline and the run's mean forward.
-    Without a baseline it is that of least squares, if several forwards had other rows.
+    baseline and the run's mean forward. Without a baseline it is that of least squares, if several
+    forwards had other rows. Of a mixture the further row shares no expert.
     """
     wide = [s for s in verifies if s.rows > 1]
-    rows, time = fmean(s.rows for s in wide), fmean(s.end - s.start for s in wide)
+    rows = fmean(rows_read(s.rows, chosen) for s in wide)
+    time = fmean(s.end - s.start for s in wide)
     if baseline is not None:
         plain = [s.end - s.start for s in waiting.forwards(baseline) if waiting.side(s) == "target"]
         first = float(median(plain)) if plain else 0.0
@@ -168,6 +179,7 @@ def _line(verifies: Iterable[Span], baseline: Trace | None) -> tuple[float, floa
     ((_, most),) = Counter(s.rows for s in work).most_common(1)
     if len(work) - most < FEWEST:
         return time / 1e9, 0.0, False
-    slope = linear_regression([s.rows for s in work], [s.end - s.start for s in work]).slope
+    sizes = [rows_read(s.rows, chosen) for s in work]
+    slope = linear_regression(sizes, [s.end - s.start for s in work]).slope
     slope = min(max(0.0, slope), time / rows)
     return max(0.0, time - slope * (rows - 1)) / 1e9, slope / 1e9, True

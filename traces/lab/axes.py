@@ -64,11 +64,16 @@ def sweepable() -> list[str]:
 def can_be_scripted(method: Method) -> bool:
     """Return whether drafts of a given acceptance rate can replace the method's drafter.
 
-    The drafts are a drafter's chains. Drafting heads, copies, pools and batches need real text.
+    The drafts are a drafter's chains, or a block's. Other heads, copies, pools and batches need
+    real text.
     """
-    layout = method.layout(method.configure({}))
     chain = any(s.name in _CHAINS for s in numeric(method))
-    return chain and layout.needs_drafter and not layout.head and not method.batched
+    return chain and (has_drafter(method) or drafts_at_once(method)) and not method.batched
+
+
+def drafts_at_once(method: Method) -> bool:
+    """Return whether a head drafts all levels in one forward."""
+    return method.layout(method.configure({})).at_once
 
 
 def has_drafter(method: Method) -> bool:

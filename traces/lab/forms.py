@@ -13,6 +13,7 @@ from specscope.engine.drafting.static import MOST_NODES
 from specscope.engine.simulate.latency import FITTED_SIZE
 from specscope.engine.simulate.profile import Profile
 from specscope.traces.facts.closed_forms import (
+    block_speedup,
     dsi_blocks_speedup,
     even,
     layer_parallel_speedup,
@@ -77,6 +78,10 @@ def _layers(at: MapPlace, gamma: int, devices: int, size: int = FITTED_SIZE) -> 
     return layer_parallel_speedup(at.rate, gamma, share, fuzzy * share)
 
 
+def _block(at: MapPlace, gamma: int) -> float:
+    return block_speedup(at.rate, gamma, at.c)
+
+
 FORMS: dict[str, Form] = {
     "turns": _turns,
     "overlapped": _overlapped,
@@ -84,6 +89,7 @@ FORMS: dict[str, Form] = {
     "branches": _branches,
     "servers": _servers,
     "layers": _layers,
+    "block": _block,
 }
 
 

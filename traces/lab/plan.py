@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specscope.engine.drafting.pace import Rate
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import find
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.types import check_range
+from specscope.traces.lab.axes import drafts_at_once
 from specscope.traces.lab.sweep import ScriptedRunner
 
 FILE = Path(__file__).resolve().parents[2] / "assets" / "examples" / "map.toml"
@@ -40,6 +42,8 @@ class Entrant(NamedTuple):
     shares the target's."""
     most: int = 0
     """Most of them; 0 for any number."""
+    asked: bool = False
+    """Whether it is raced only where it is named."""
 
     @property
     def title(self) -> str:
@@ -70,6 +74,8 @@ class MapPlan:
     target_devices: int
     doubt: float
     misses: float
+    later: float
+    """Acceptance of a block's later places over that of its first one."""
     tokens: int
     seeds: int
     methods: tuple[Entrant, ...]
@@ -91,10 +97,15 @@ class MapPlan:
             check_range("devices", count, max(2, self.target_devices), gpus * self.target_devices)
         check_range("doubt", self.doubt, 0, 1)
         check_range("misses", self.misses, 0.01, 10)
+        check_range("later", self.later, 0, 1)
         self.script(self.ratios[0]).check(self.seeds)
 
     def script(self, c: int) -> ScriptedRunner:
         return ScriptedRunner(self.profile, f"c{c}", self.tokens, doubt=self.doubt, misses=self.misses)
+
+    def rate(self, key: str, first: float) -> Rate:
+        """Return the rates of a method's drafts, whose first place has this one."""
+        return (first, first * self.later) if drafts_at_once(find(key)) else first
 
     @property
     def races(self) -> list[tuple[Entrant, int]]:
@@ -111,6 +122,13 @@ class MapPlan:
 
 @cache
 def default() -> MapPlan:
+    plan = whole()
+    return replace(plan, methods=tuple(entrant for entrant in plan.methods if not entrant.asked))
+
+
+@cache
+def whole() -> MapPlan:
+    """Return the plan with the methods that must be named, too."""
     return plan_of(tomllib.loads(FILE.read_text(encoding="utf-8")))
 
 
@@ -135,10 +153,16 @@ def assumptions(plan: MapPlan) -> list[str]:
             f"of the cases. The drafter doubts at 1 - {1 - plan.doubt:g} a of its errors, "
             f"which is {1 - (1 - plan.doubt) * 0.8:.0%} at a = 0.8."
         )
+    blocks = [find(e.key).title for e in plan.methods if drafts_at_once(find(e.key))]
     given = [f"{find(e.key).title} has {k} {v}" for e in plan.methods for k, v in e.given.items()]
     return [
         "Virtual time: a forward takes the same time for any number of rows; judging and sending cost nothing.",
         *drafts.replace(". ", ".\n").split("\n"),
+        *(
+            f"{title} drafts all places in one forward of 1 / c; the first is accepted at the rate a, later ones at "
+            f"{plan.later:g} a."
+            for title in blocks
+        ),
         f"The target takes {target}; c is that of the target as it lies there. EasySpec's fuzzy drafts are as good as "
         "exact ones.",
         "; ".join([*given, "other settings are the best by the closed form, at the rate and c of the place"])

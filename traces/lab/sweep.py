@@ -25,7 +25,7 @@ from specscope.engine.types import Limits, check_range
 from specscope.traces.facts.comparable import conditions, differences
 from specscope.traces.facts.metrics import measure, speedup
 from specscope.traces.judge.race import alternating
-from specscope.traces.lab.axes import MOST_CELLS, USUAL, Axis, Value, check_axis
+from specscope.traces.lab.axes import MOST_CELLS, USUAL, Axis, Value, check_axis, drafts_at_once
 
 if TYPE_CHECKING:
     from specscope.engine.checkpoints.pair import Pair
@@ -307,7 +307,8 @@ class ScriptedRunner:
         doubt = f":doubt={self.doubt:g}" if self.doubt else ""
         misses = f":misses={self.misses:g}" if self.misses != MISSES else ""
         rates = "/".join(f"{rate:g}" for rate in (job.rate if isinstance(job.rate, tuple) else (job.rate,)))
-        source = Source(models, f"bernoulli:{rates}{doubt}{misses}, seed {job.sample}")
+        name = f"bernoulli:{rates}{doubt}{misses}, seed {job.sample}"
+        source = Source(models, name, block=drafts_at_once(find(job.method)))
         with specscope.open(
             scripted_pair(),
             runtime="virtual",

@@ -99,7 +99,8 @@ def _scripted(plan: MapPlan, c: int, rate: float) -> Race:
         return run(SweepRun(BASELINE, {}, seed, rate, groups[seed]))
 
     def race(key: str, config: Mapping[str, Any]) -> list[tuple[Trace, Trace]]:
-        jobs = [SweepRun(key, dict(config), seed, rate, group) for seed, group in enumerate(groups)]
+        rates = plan.rate(key, rate)
+        jobs = [SweepRun(key, dict(config), seed, rates, group) for seed, group in enumerate(groups)]
         return [(run(job), plain(job.sample)) for job in jobs]
 
     return race
@@ -137,7 +138,8 @@ def results(plan: MapPlan, c: int, rate: float, race: Race | None = None) -> Ite
 
 
 def _result(plan: MapPlan, entrant: Entrant, c: int, rate: float, shares: int, race: Race) -> Result:
-    at, form = MapPlace(plan.profile, c, rate, plan.doubt, plan.misses), FORMS[entrant.form]
+    rates = plan.rate(entrant.key, rate)
+    at, form = MapPlace(plan.profile, c, rates, plan.doubt, plan.misses), FORMS[entrant.form]
     given = {**entrant.given, **({entrant.share: shares} if entrant.share else {})}
     config = best_settings(form, at, given, entrant.search)
     runs = race(entrant.key, config)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from specscope.engine.errors import UsageError, shown
-from specscope.traces.papers import dsi, easyspec, ems, outside, parallel, parallelspec, pearl
+from specscope.traces.papers import block, dsi, easyspec, ems, outside, parallel, parallelspec, pearl
 from specscope.traces.papers.rows import WITHIN, Group, Paper, PaperRow
 
 PAPERS = {
-    module.PAPER.key: module.PAPER for module in (pearl, dsi, easyspec, ems, parallelspec, parallel, outside)
+    module.PAPER.key: module.PAPER
+    for module in (pearl, dsi, easyspec, ems, parallelspec, parallel, block, outside)
 }
 
 

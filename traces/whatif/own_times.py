@@ -5,6 +5,8 @@ slope is that of least squares; or, with a plain run of the same target, that of
 its mean one-row forward. It lies between a forward that takes the same time for any rows and one
 that takes the same time for each row. All other time of decoding belongs to the target's forwards,
 in equal parts: decisions, messages, and when no model works. Gaps inside drafts are the drafter's.
+
+The line of a mixture is over what its rows read (`traces/facts/experts.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.simulate.roofline import Hardware, PublishedModel
 from specscope.traces.facts import waiting
+from specscope.traces.facts.experts import rows_read, share_chosen
 from specscope.traces.facts.imported import origin
 
 if TYPE_CHECKING:
@@ -46,12 +49,16 @@ class ForwardTime:
     """Of their mean, `us`."""
     us: float
     more: float
-    """Microseconds of each further row."""
+    """Microseconds of each further row; of a mixture, of one that shares no expert."""
     known: bool
     """Whether the run, or the plain run, tells what a row costs."""
+    read: float
+    """What the forwards read in the mean, in rows."""
+    chosen: float = 0.0
+    """Share of a mixture's experts that a row chooses; 0 for another model."""
 
     def __call__(self, rows: float, context: float, batch: float) -> float:  # noqa: ARG002 - as a `Grid`
-        return max(SHORTEST, self.us + self.more * (rows * batch - self.rows))
+        return max(SHORTEST, self.us + self.more * (rows_read(rows * batch, self.chosen) - self.read))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +166,7 @@ def own_times(trace: Trace, plain: Trace | None = None) -> OwnTimes:
         trace.header.run_id,
         tuple(dict.fromkeys(device.name for device in trace.header.devices)),
         origin(trace.header) is not None,
-        _line(targets, 0.0, singles),
+        _line(targets, 0.0, singles, share_chosen(trace, targets)),
         _line(drafts, gap) if drafts else None,
         _width(trace, "target"),
         _width(trace, "drafter"),
@@ -184,24 +191,29 @@ def check_method(own: OwnTimes, method: Method, config: Mapping[str, Any]) -> No
 
 
 def _text(model: str, line: ForwardTime) -> str:
-    row = f", {line.more / 1e3:.2f} ms each further row" if line.more >= 5 else ""
+    further = "further row that shares no expert" if line.chosen else "further row"
+    row = f", {line.more / 1e3:.2f} ms each {further}" if line.more >= 5 else ""
     rows = f"{line.rows:.3g} row{'s' * (line.rows != 1)}"
     return f"{line.us / 1e3:.1f} ms per {model} forward (the mean of {line.forwards}; {rows}{row})"
 
 
-def _line(spans: Sequence[Span], more_us: float, singles: Sequence[Span] = ()) -> ForwardTime:
+def _line(
+    spans: Sequence[Span], more_us: float, singles: Sequence[Span] = (), chosen: float = 0.0
+) -> ForwardTime:
     """Return the line of a model's forwards; `singles` are one-row forwards of another run."""
     rows, us = [max(1, s.rows) for s in spans], [(s.end - s.start) / 1e3 + more_us for s in spans]
-    rows_mean, us_mean, slope = fmean(rows), fmean(us), 0.0
+    sizes = [rows_read(count, chosen) for count in rows]
+    read, us_mean, slope = fmean(sizes), fmean(us), 0.0
     known = all(s.rows > 0 for s in spans)
-    if known and singles and rows_mean > 1:
+    if known and singles and read > 1:
         single = fmean((s.end - s.start) / 1e3 for s in singles)
-        slope = (us_mean - single) / (rows_mean - 1)
+        slope = (us_mean - single) / (read - 1)
     elif known and len({*rows}) > 1:
-        slope = linear_regression(rows, us).slope
+        slope = linear_regression(sizes, us).slope
     else:
         known = False
-    return ForwardTime(len(spans), rows_mean, us_mean, min(max(0.0, slope), us_mean / rows_mean), known)
+    more = min(max(0.0, slope), us_mean / read)
+    return ForwardTime(len(spans), fmean(rows), us_mean, more, known, read, chosen)
 
 
 def _width(trace: Trace, side: str) -> int:

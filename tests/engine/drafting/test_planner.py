@@ -6,9 +6,12 @@ import random
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, product
+from pathlib import Path
+from statistics import fmean
 
 import pytest
 
+from specscope.engine.cluster.probing import ROWS
 from specscope.engine.drafting.pace import Probe
 from specscope.engine.drafting.planner import (
     LONGEST,
@@ -20,7 +23,10 @@ from specscope.engine.drafting.planner import (
 from specscope.engine.drafting.static import MOST_NODES, spelled, tree
 from specscope.engine.drafting.tree import Ranks
 from specscope.engine.errors import UsageError
+from specscope.engine.simulate.profile import Profile
 from specscope.traces.facts.closed_forms import best_gamma, pearl_speedup
+from specscope.traces.facts.metrics import measure
+from specscope.traces.lab.sweep import ScriptedRunner, SweepRun
 
 
 def all_trees(most: int, width: int, depth: int) -> list[frozenset[Ranks]]:
@@ -203,3 +209,61 @@ def test_pearls_planned_draft_is_shorter_where_rows_cost_more_than_they_bring():
     dear = best_parallel(probe([[0.4]] * 8, verify=((1, 1.0), (8, 1.4), (64, 4.0)), **draft))
     assert 1 < dear.levels < free.levels
     assert dear.speedup < free.speedup
+
+
+MIXTURE = """
+name = "mixture"
+title = "One H100 for each model"
+source = "test"
+default = "pair"
+gpus = 2
+[hardware]
+card = "H100"
+[step]
+communicate_ms = 0
+sample_ms = 0
+source = "test"
+[models.target]
+shape = "{shape}"
+dtype = "bfloat16"
+[models.drafter]
+shape = "qwen3-0.6b"
+dtype = "bfloat16"
+[pairs.pair]
+title = "Qwen3"
+target = "target"
+drafter = "drafter"
+drafter_speed = {speed}
+source = "test"
+"""
+
+
+def with_c(path: Path, shape: str, c: float) -> Profile:
+    """Return a profile whose drafter is c times as fast as a target of this shape."""
+    speed = 1.0
+    for _ in range(2):
+        path.write_text(MIXTURE.format(shape=shape, speed=speed), encoding="utf-8")
+        profile = Profile.load(str(path))
+        speed = c * profile.latency().target.speed
+    return profile
+
+
+def test_a_mixtures_planned_draft_is_the_best_and_shorter_than_a_dense_models_of_equal_c(tmp_path):
+    """Each further row reads more experts: 4 rows take 1.5 plain steps, a dense model's 1.01."""
+    rate, planned, speeds = 0.8, list[int](), list[list[float]]()
+    for shape in ("qwen3-30b-a3b", "qwen3-14b"):
+        profile = with_c(tmp_path / "mixture.toml", shape, 4.0)
+        latency, run = profile.latency(), ScriptedRunner(profile, tokens=256)
+        verify = tuple((rows, latency("target", rows, 32) / 1e6) for rows in ROWS)
+        draft = ((1, latency("drafter", 1, 32) / 1e6),)
+        facts = probe([[rate]] * 8, verify=verify, first=draft, later=draft, outside=0.0)
+        planned.append(best_tree(facts).levels)
+        runs = [
+            [run(SweepRun("speculative", {"gamma": gamma}, seed, rate, "")) for seed in range(3)]
+            for gamma in range(1, 7)
+        ]
+        speeds.append([fmean(measure(one).tokens_per_second or 0.0 for one in found) for found in runs])
+        assert speeds[-1][planned[-1] - 1] > 0.97 * max(speeds[-1]), "runs of 3 seeds differ by 2 %"
+    mixture, dense = planned
+    assert mixture < dense
+    assert speeds[0][mixture - 1] == max(speeds[0]) > speeds[0][dense - 1]

@@ -6,6 +6,8 @@ import torch
 import specscope
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.errors import UsageError
+from specscope.engine.worker.forwards import measure
+from specscope.engine.worker.jobs import Measure
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model import tiny
 
@@ -23,6 +25,23 @@ def test_more_rows_read_more_experts_and_each_row_has_the_output_of_its_own(tmp_
     assert read[:2] == [0, 2]
     assert 2 <= read[2] <= 4
     assert read[3] == 5
+
+
+def test_a_timed_forward_of_more_rows_reads_more_experts(tmp_path, monkeypatch):
+    """Plans know the time of a verification from it; rows of one token would read one row's."""
+    tiny.save(tiny.reference("mixtral", seed=2), tmp_path)
+    model, read = load(tmp_path), []
+
+    def forward(*args, **kwargs):
+        out = type(model).forward(model, *args, **kwargs)
+        read.append((len(args[1]), out.experts[0]))
+        return out
+
+    monkeypatch.setattr(model, "forward", forward)
+    measure(model, Measure("target", context=8, repeats=1, rows=(1, 2, 8)), stopped=lambda: False)
+    experts = dict(read[1:])
+    assert experts[1] == 2 * len(model.layers)
+    assert experts[1] < experts[2] < experts[8]
 
 
 def test_options_that_a_mixture_cannot_follow_are_refused(tmp_path):
