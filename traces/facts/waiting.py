@@ -11,10 +11,9 @@ times do not depend on the method. Times are integer nanoseconds since the run's
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from specscope.engine.errors import UsageError
@@ -179,7 +178,7 @@ def timeline(trace: Trace) -> Timeline:
     if len(trace.spans) * len(trace.header.devices) > MOST_WAITS:
         raise UsageError(
             f"run {trace.header.run_id} has {len(trace.spans)} spans on {len(trace.header.devices)} devices, too many to "
-            f"show at once (at most {MOST_WAITS} spans x devices); open a window of it in the History"
+            f"show its waits (at most {MOST_WAITS} spans x devices)"
         )
     if not divided(trace):
         return Timeline([], [])
@@ -339,17 +338,17 @@ def busy(trace: Trace) -> dict[str, list[Interval]]:
     return {device: merged((s.start, s.end) for s in spans if s.end > s.start) for device, spans in found}
 
 
-def lanes(spans: Iterable[Span]) -> list[int]:
-    """Return the lane of each span, from 0: the first lane that is free when the span starts.
+def lanes(intervals: Iterable[Interval]) -> list[int]:
+    """Return the lane of each interval, from 0: the first lane that is free when it starts.
 
-    The spans are those of one device, by start.
+    The intervals are the spans of one device, by start.
     """
     free, busy, taken = list[int](), list[tuple[int, int]](), list[int]()
-    for span in spans:
-        while busy and busy[0][0] <= span.start:
+    for start, end in intervals:
+        while busy and busy[0][0] <= start:
             heappush(free, heappop(busy)[1])
         lane = heappop(free) if free else len(busy)
-        heappush(busy, (span.end, lane))
+        heappush(busy, (end, lane))
         taken.append(lane)
     return taken
 
@@ -420,32 +419,9 @@ def sp_degree(trace: Trace) -> int:
 def decoding_clock(trace: Trace) -> Clock:
     """Return the function ns since the run's start -> ms since decoding began, to whole us."""
     start = decode_window(trace)[0]
-    return lambda ns: round((ns - start) / 1e6, 3)
+    return lambda ns: round((ns - start) / 1000) / 1000
 
 
 def working_devices(trace: Trace) -> list[Device]:
     active = {s.device for s in trace.spans if s.kind != "prefill"}
     return [d for d in trace.header.devices if "target" in d.role or d.name in active]
-
-
-class Around(NamedTuple):
-    """What a run has before and after the rows of a part; the default is a whole run.
-
-    Times are nanoseconds since the run's start.
-    """
-
-    commits: int = 0
-    """Number of commits before the first one of the part."""
-    last: Mapping[int, int] = MappingProxyType({})
-    """Time of the last of them, by sequence."""
-    emitted: Mapping[int, int] = MappingProxyType({})
-    """Tokens committed by the rounds before the first one of the part, by sequence."""
-    steps: Mapping[int, tuple[int, int]] = MappingProxyType({})
-    """First and last step of each sequence of the run; empty unless finished ones are still fed."""
-    since: int | None = None
-    """Spans that start before this time may be missing; None if no earlier one is."""
-    until: int | None = None
-    """Spans that start after this time are missing; None if there are none."""
-
-
-WHOLE = Around()

@@ -24,7 +24,7 @@ from specscope.traces.view import columns_of, row_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specscope.engine.trace.events import Device, Occupancy
+    from specscope.engine.trace.events import Device, Header, Occupancy
     from specscope.engine.trace.trace import Trace
     from specscope.traces.facts.waiting import Clock, Wait
 
@@ -125,20 +125,22 @@ def _columns(trace: Trace, spans: list[Span], fates: dict[int, str]) -> BatchedC
         spans,
         start=[clock(s.start) for s in spans],
         end=[clock(s.end) for s in spans],
-        lane=lanes(spans),
+        lane=lanes((s.start, s.end) for s in spans),
         fate=[fates[s.id] for s in spans],
     )
-    load = load_of(trace.header)
+    batch = batches(trace.header, columns["kind"], columns["step"])
+    return {**columns} if batch is None else {**columns, "batch": batch}
+
+
+def batches(header: Header, kinds: Sequence[str], steps: Sequence[int]) -> list[int] | None:
+    """Return which of MineDraft's batches each span works for: they take turns at each step."""
+    load = load_of(header)
     if load is None or load.policy != MINEDRAFT:
-        return {**columns}
-    return {**columns, "batch": [_batch(span) for span in spans]}
-
-
-def _batch(span: Span) -> int:
-    """Return which of MineDraft's batches a span works for: they take turns at each step."""
-    if span.kind not in ("draft", "verify"):
-        return -1
-    return (span.step + (span.kind == "draft")) % 2  # a draft is verified in the next step
+        return None
+    return [
+        (step + (kind == "draft")) % 2 if kind in ("draft", "verify") else -1  # a draft is verified next
+        for kind, step in zip(kinds, steps, strict=True)
+    ]
 
 
 def span_fates(trace: Trace) -> dict[int, str]:
@@ -153,19 +155,25 @@ def span_fates(trace: Trace) -> dict[int, str]:
     for d in trace.decisions:
         if d.draft_span >= 0 and order.get(d.outcome, 0) > order.get(best.get(d.draft_span, ""), 0):
             best[d.draft_span] = d.outcome
-    undecided, found = "open" if trace.status == "running" else "discarded", origin(trace.header)
+    open_fate = undecided(trace)
+    return {s.id: fate(s.kind, s.outcome, best.get(s.id - s.rank, ""), open_fate) for s in trace.spans}
+
+
+def fate(kind: str, outcome: str, judged: str, undecided: str) -> str:
+    """Return the fate of a span; `judged` is the best outcome of its tokens, empty without one."""
+    if outcome == "cancelled":
+        return "cancelled"
+    if kind not in waiting.DRAFTS or judged == "accepted":
+        return "kept"
+    return judged or undecided
+
+
+def undecided(trace: Trace) -> str:
+    """Return the fate of drafts without decisions."""
+    found = origin(trace.header)
     if found is not None and (not found.recorded or SPANS_OF_DRAFTS in found.unknown):
-        undecided = "unknown"
-
-    def fate(span: Span) -> str:
-        if span.outcome == "cancelled":
-            return "cancelled"
-        if span.kind not in waiting.DRAFTS:
-            return "kept"
-        outcome = best.get(span.id - span.rank, undecided)
-        return "kept" if outcome == "accepted" else outcome
-
-    return {span.id: fate(span) for span in trace.spans}
+        return "unknown"
+    return "open" if trace.status == "running" else "discarded"
 
 
 def _label_of_load(trace: Trace, device: Device) -> str:
