@@ -134,7 +134,7 @@ class TimeAxis(TypedDict):
     max: float
 
 
-class Frame(TypedDict):
+class DocumentFrame(TypedDict):
     """What the runs of a document share."""
 
     model: int
@@ -144,7 +144,7 @@ class Frame(TypedDict):
     clocks: list[str]
 
 
-class ViewDocument(Frame):
+class ViewDocument(DocumentFrame):
     """Everything that the viewer shows."""
 
     figures: list[FigureView]
@@ -198,7 +198,7 @@ def view_model(
     }
 
 
-def frame(runs: Sequence[Mapping[str, Any]], state: str) -> Frame:
+def frame(runs: Sequence[Mapping[str, Any]], state: str) -> DocumentFrame:
     return {
         "model": VERSION,
         "state": state,

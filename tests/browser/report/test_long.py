@@ -129,7 +129,7 @@ def test_steps_reach_every_span_and_rejection_of_a_long_run(shown, traces):
     assert float(shown.get_attribute("#viewer", "data-time")) == late["t"]
     shown.get_by_role("searchbox").fill(f"step {late['step']}")
     shown.get_by_role("searchbox").press("Enter")
-    expect(shown.locator(".ss-tip")).to_contain_text(f"step {late['step']}")
+    expect(shown.locator(".ss-float")).to_contain_text(str(late["step"]))
 
 
 def test_waits_and_caches_of_a_very_long_run_come_before_the_whole_document(long_page):
