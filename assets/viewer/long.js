@@ -3,6 +3,7 @@
 
 const SOON = 20000; // spans of runs whose whole document is fetched without asking
 const MOST_AT_ONCE = 400; // rounds whose tokens are asked for
+const AFTER = 500; // ms until the waits are asked for: after the first picture
 
 /** The rounds of a run by time: {rows, t}. */
 const roundLine = (run) => (run.line ??= makeRoundLine(run.rounds));
@@ -52,15 +53,30 @@ class LongRuns {
     this.spans = this.runs.reduce((sum, run) => sum + run.long.spans, 0);
     this.say();
     this.look();
+    clearTimeout(this.telling);
+    if (this.spans > SOON) this.telling = setTimeout(() => this.tell(), AFTER);
+  }
+
+  /** Ask for what the spans of each run tell: the waits, the band, the caches. */
+  async tell() {
+    for (const run of this.runs.filter((other) => !other.told)) {
+      try {
+        const answer = await this.source.spans(run.id);
+        if (this.runs.includes(run)) this.take(run, answer);
+      } catch (error) {
+        this.problem = `The waits cannot be loaded: ${error.message}.`;
+        this.say();
+      }
+    }
   }
 
   say() {
     const state = this.loading ? "The whole run is loading." : this.problem;
-    this.text.textContent = `${number(this.spans, 0)} spans: tokens are loaded where the timeline shows them; text, search and cards have the loaded part. ${state} `;
+    this.text.textContent = `${number(this.spans, 0)} spans: tokens are loaded where the timeline shows them; texts and their search have the loaded part. ${state} `;
     this.button.hidden = Boolean(this.loading);
   }
 
-  /** Ask for what is missing. */
+  /** Ask for the rounds that are missing, then for the whole document of runs that are not too long. */
   async next() {
     if (this.asking || !this.source || !this.viewer.gantt.range) return;
     const query = this.runs.map((run) => this.missing(run)).find(Boolean);
@@ -68,11 +84,11 @@ class LongRuns {
     const { run, steps } = query;
     this.asking = true;
     try {
-      const answer = await (steps ? this.source.rounds(run.id, ...steps) : this.source.spans(run.id));
+      const answer = await this.source.rounds(run.id, ...steps);
       this.problem = "";
       if (this.runs.includes(run)) this.take(run, answer);
     } catch (error) {
-      this.problem = `A part cannot be loaded: ${error.message}.`;
+      this.problem = `The tokens of the window cannot be loaded: ${error.message}.`;
     } finally {
       this.asking = false;
       this.say();
@@ -80,16 +96,14 @@ class LongRuns {
     return this.problem || this.look();
   }
 
-  /** What is missing of a run: {run, steps}, without steps what its spans tell; or null. */
+  /** The rounds of the window that are missing of a run, with some on either side, {run, steps}; or null. */
   missing(run) {
     const [from, to] = this.viewer.gantt.range;
     const [first, last] = roundsIn(run, from, to);
-    if (last - first <= MOST_AT_ONCE && !covers(run, from, to)) {
-      const { rows } = roundLine(run);
-      const margin = Math.min(last - first, (MOST_AT_ONCE - last + first) >> 1);
-      return { run, steps: [first > margin ? rows[first - margin].step : 0, rows[Math.min(rows.length, last + margin) - 1].step] };
-    }
-    return run.told || this.spans <= SOON ? null : { run };
+    if (last - first > MOST_AT_ONCE || covers(run, from, to)) return null;
+    const { rows } = roundLine(run);
+    const margin = Math.min(last - first, (MOST_AT_ONCE - last + first) >> 1);
+    return { run, steps: [first > margin ? rows[first - margin].step : 0, rows[Math.min(rows.length, last + margin) - 1].step] };
   }
 
   /** Put an answer into a run. Tracks stay the same objects: the timeline's rows have them. */
@@ -100,6 +114,7 @@ class LongRuns {
     if (sources.length) run.sources = sources; // a part without copies has none
     for (const { device, ...rows } of tracks) Object.assign(run.tracks.find((track) => track.device === device), rows, { idle: undefined, load: undefined });
     run.told ||= Boolean(answer.band);
+    viewer.gantt.map.drawn = null;
     if (answer.band) viewer.gantt.update(viewer.model);
     else viewer.gantt.settle();
     this.settled();
@@ -137,5 +152,6 @@ class LongRuns {
     this.source = null;
     this.look.cancel();
     this.settled.cancel();
+    clearTimeout(this.telling);
   }
 }

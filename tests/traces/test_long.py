@@ -110,6 +110,7 @@ def test_the_first_document_has_all_spans_and_rounds(store, wholes, key):
     found = unpacked(long_run(size, store.opening(key, size, 5), *store.columns(key, size)))
     for name in ("from", "to", "rounds", "sequences", "prompts", "id"):
         assert found[name] == whole[name], name
+    assert (found["headline"], found["band"]) == ([], []), "waits are not known yet"
     assert found["long"] == {"spans": size.spans, "tokens": len(whole["tokens"])}
     assert found["tokens"] == whole["tokens"][: len(found["tokens"])]
     rest = {"waits": [], "measured": None}

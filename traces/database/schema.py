@@ -49,11 +49,9 @@ NAMING_CONVENTION = {
 NAMES: dict[type[Any], str] = {events.Commit: "token"}
 """Tables that have not the name of their row: COMMIT is a word of SQL."""
 INDEXES: dict[type[Any], tuple[str, ...]] = {
-    events.Span: ("step",),
     events.Decision: ("step",),
-    events.Commit: ("step",),
 }
-"""Columns with an index, for ranges of long runs."""
+"""Columns with an index, for ranges of long runs: these are the widest rows."""
 
 
 class Code(TypeDecorator[str]):

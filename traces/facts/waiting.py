@@ -41,6 +41,8 @@ MOST_WAITS = 2_000_000
 Interval: TypeAlias = tuple[int, int]
 Active: TypeAlias = "Counter[tuple[str, bool]]"
 """(side, whether it moves data) -> the number of devices with such a span."""
+Working: TypeAlias = frozenset[tuple[str, bool]]
+"""The same without the numbers."""
 DRAFTS = frozenset({"draft", "glue", "branch"})
 """Kinds of spans that draft, or that only drafts need."""
 FORWARDS = frozenset({*DRAFTS, "verify", "pre-verify", "calibrate"})
@@ -166,7 +168,7 @@ def band(trace: Trace) -> list[Band]:
     if not divided(trace):
         return row
     for start, end, _, active in _states(trace):
-        _extend_band(row, start, end, active)
+        _extend_band(row, start, end, _band_kind(_working(active)))
     return row
 
 
@@ -185,9 +187,12 @@ def timeline(trace: Trace) -> Timeline:
     waits_of: dict[str, list[Wait]] = {d.name: [] for d in trace.header.devices}
     roles = {d.name: d.role for d in trace.header.devices}
     stages, row = _stages(trace), list[Band]()
+    known: dict[Working, tuple[BandKind, dict[str, Reason]]] = {}
     for start, end, work, active in _states(trace):
-        _extend_band(row, start, end, active)
-        reasons: dict[str, Reason] = {role: _reason(role, active) for role in {*roles.values()}}
+        if (working := _working(active)) not in known:
+            known[working] = _band_kind(working), {role: _reason(role, working) for role in {*roles.values()}}
+        kind, reasons = known[working]
+        _extend_band(row, start, end, kind)
         staged = {d for s in work.values() if stages and s for d in stages.get(s.id - s.rank, ())}
         for device, role in roles.items():
             if work.get(device) is not None:
@@ -201,11 +206,16 @@ def timeline(trace: Trace) -> Timeline:
     return Timeline([w for idle in waits_of.values() for w in idle], row)
 
 
-def _extend_band(row: list[Band], start: int, end: int, active: Active) -> None:
-    sides = {side for (side, _), number in active.items() if number}
-    kind: BandKind = (
-        "both" if len(sides) == 2 else "draft" if "drafter" in sides else "target" if sides else "none"
-    )
+def _working(active: Active) -> Working:
+    return frozenset(one for one, number in active.items() if number)
+
+
+def _band_kind(working: Working) -> BandKind:
+    sides = {side for side, _ in working}
+    return "both" if len(sides) == 2 else "draft" if "drafter" in sides else "target" if sides else "none"
+
+
+def _extend_band(row: list[Band], start: int, end: int, kind: BandKind) -> None:
     if row and row[-1].kind == kind:
         row[-1] = Band(kind, row[-1].start, end)
     else:
@@ -256,9 +266,9 @@ def _stages(trace: Trace) -> dict[int, set[str]]:
     return {leader: names for leader, names in devices.items() if len(names) > 1}
 
 
-def _reason(role: str, others: Active) -> Reason:
+def _reason(role: str, others: Working) -> Reason:
     """Return why a device waits that does not work, while others do."""
-    kinds = {"communication" if moves else side for (side, moves), number in others.items() if number}
+    kinds = {"communication" if moves else side for side, moves in others}
     if "drafter" in kinds and role != "drafter":
         return "draft"
     if "target" in kinds and role != "target":

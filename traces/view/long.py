@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from specscope.traces.database.long import JUDGED, KINDS, MODES, OUTCOMES
-from specscope.traces.facts.waiting import Timeline, lanes, timeline
+from specscope.traces.facts.waiting import Timeline, lanes, timeline, working_devices
 from specscope.traces.view import all_sections
 from specscope.traces.view.document import frame, heading, sections
 from specscope.traces.view.packed import numeric, packed_run
-from specscope.traces.view.tracks import band, batches, fate, headline, tracks, undecided
+from specscope.traces.view.tracks import (
+    band,
+    batches,
+    fate,
+    headline,
+    measured,
+    tracks,
+    undecided,
+    waits_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,6 +53,7 @@ def long_run(
         track["spans"], track["lanes"] = _spans(trace, size, table, names.index(track["device"]))
     return {
         **run,
+        "headline": [],
         "rounds": _rounds(size, judged),
         "from": _ms(size.start, size),
         "to": _ms(size.end, size),
@@ -79,8 +89,11 @@ def spans_view(trace: Trace) -> dict[str, Any]:
     """Return what spans and rounds show of a run: waits, loads, the band, and some sections."""
     known = timeline(trace)
     made = {name: all_sections()[name].of(trace, "spans", redacted=False) for name in _sections_of("spans")}
-    rows: Any = tracks(trace, known.waits)
-    shown = [{name: row[name] for name in ("device", "waits", "measured")} for row in rows]
+    idle, loads = waits_of(trace, known.waits), measured(trace)
+    shown = [
+        {"device": device.name, "waits": idle[device.name], "measured": loads.get(device.name)}
+        for device in working_devices(trace)
+    ]
     run = {**made, "tracks": shown, "band": band(trace, known.band)}
     return packed_run({**run, "headline": headline(trace, known.band)})
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from specscope.engine.trace.events import Device, Header, Occupancy
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.facts.waiting import Clock, Wait
+    from specscope.traces.facts.waiting import Wait
 
 METERS = {"cpu": ("whole core", "psutil"), "cuda": ("whole card", "NVML")}
 """What is measured by a device's kind, by all programs, and by what; on Ray a worker's own time."""
@@ -83,14 +83,8 @@ class TrackView(TypedDict):
 
 
 def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None = None) -> list[TrackView]:
-    clock, fates, spans = decoding_clock(trace), span_fates(trace), waiting.by_device(trace)
-    idle: dict[str, list[Wait]] = defaultdict(list)
-    samples: dict[str, list[Occupancy]] = defaultdict(list)
-    for wait in waits:
-        idle[wait.device].append(wait)
-    for sample in trace.occupancy:
-        samples[sample.device].append(sample)
-    busy, rows = measured_occupancy(trace), list[TrackView]()
+    fates, spans, idle = span_fates(trace), waiting.by_device(trace), waits_of(trace, waits)
+    loads, rows = measured(trace), list[TrackView]()
     sides = waiting.divided(trace) and SERVER not in trace.header.environment
     for device in working_devices(trace) if devices is None else devices:
         own = sorted(spans.get(device.name, ()), key=lambda s: (s.start, s.end, s.id))
@@ -102,13 +96,19 @@ def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None
                 "role": device.role if sides else UNDIVIDED,
                 "lanes": max(columns["lane"], default=0) + 1,
                 "spans": columns,
-                "waits": [(clock(w.start), clock(w.end), w.reason) for w in idle[device.name]],
-                "measured": _measured(
-                    _label_of_load(trace, device), samples[device.name], busy.get(device.name), clock
-                ),
+                "waits": idle[device.name],
+                "measured": loads.get(device.name),
             }
         )
     return rows
+
+
+def waits_of(trace: Trace, waits: Sequence[Wait]) -> dict[str, list[tuple[float, float, str]]]:
+    """Return the waits of each device as a track has them."""
+    clock, idle = decoding_clock(trace), defaultdict[str, "list[tuple[float, float, str]]"](list)
+    for wait in waits:
+        idle[wait.device].append((clock(wait.start), clock(wait.end), wait.reason))
+    return idle
 
 
 def _label(trace: Trace, device: Device) -> str:
@@ -182,19 +182,25 @@ def _label_of_load(trace: Trace, device: Device) -> str:
     return f"{what} ({meter})" if meter else what
 
 
-def _measured(
-    label: str, samples: Sequence[Occupancy], busy: float | None, clock: Clock
-) -> MeasuredView | None:
-    if not samples:
-        return None
-    powers = [o.power for o in samples if o.power is not None]
-    return {
-        "label": label,
-        "samples": [(clock(o.time), o.busy, o.memory, o.power) for o in samples],
-        "busy": busy,
-        "memory": max(o.memory for o in samples),
-        "power": fmean(powers) if powers else None,
-    }
+def measured(trace: Trace) -> dict[str, MeasuredView]:
+    """Return the loads of the devices that have samples."""
+    samples: dict[str, list[Occupancy]] = {}
+    for sample in trace.occupancy:
+        samples.setdefault(sample.device, []).append(sample)
+    busy, clock = measured_occupancy(trace), decoding_clock(trace)
+    found = dict[str, MeasuredView]()
+    for device in trace.header.devices:
+        own = samples.get(device.name, ())
+        powers = [o.power for o in own if o.power is not None]
+        if own:
+            found[device.name] = {
+                "label": _label_of_load(trace, device),
+                "samples": [(clock(o.time), o.busy, o.memory, o.power) for o in own],
+                "busy": busy.get(device.name),
+                "memory": max(o.memory for o in own),
+                "power": fmean(powers) if powers else None,
+            }
+    return found
 
 
 class ShareOfTime(TypedDict):
