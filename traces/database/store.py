@@ -201,12 +201,13 @@ class Store:
             last = long.first_steps(connection, size.key, rounds)
             return long.rows_of(connection, size.key, _outline(connection, run_id), 0, last)
 
-    def steps(self, run_id: str, size: Extent, first: int, last: int, most: int) -> RangeRows | None:
+    def steps(self, run_id: str, first: int, last: int, most: int) -> RangeRows | None:
         """Return the rows of a range of steps; None if it has more than `most` rounds."""
         with self._reading() as connection, _undamaged(run_id):
-            if long.are_many(connection, size.key, first, last, most):
+            key = _find(connection, run_id).id
+            if long.are_many(connection, key, first, last, most):
                 return None
-            return long.rows_of(connection, size.key, _outline(connection, run_id), first, last)
+            return long.rows_of(connection, key, _outline(connection, run_id), first, last)
 
     def spans_and_rounds(self, run_id: str) -> Trace:
         """Return a run without its tokens and decisions."""
