@@ -14,7 +14,7 @@ from specscope.engine.trace.events import Commit, Decision, Forked, Occupancy, P
 from specscope.engine.trace.trace import Trace
 from specscope.traces.database import schema
 from specscope.traces.database.schema import RUN
-from specscope.traces.facts.waiting import useful_glue
+from specscope.traces.facts.waiting import JUDGED, useful_glue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _SPAN, _TOKEN, _ROUND = schema.ROWS[Span], schema.ROWS[Commit], schema.ROWS[Round]
 _DECISION, _FORK = schema.ROWS[Decision], schema.ROWS[Forked]
 _PREFILL = (_SPAN.c.kind == "prefill") & (_SPAN.c.step == 0)
-JUDGED = ("", "discarded", "rejected", "accepted")
-"""Outcomes of the tokens of one draft; the last one that any of them has counts."""
 
 BESIDE = 2
 """Steps on either side of a range that tell what became of its drafts: two batches take turns."""

@@ -49,6 +49,8 @@ FORWARDS = frozenset({*DRAFTS, "verify", "pre-verify", "calibrate"})
 """Kinds of spans that are forwards while decoding."""
 SCORING = frozenset({"verify", "pre-verify"})
 """Kinds of spans whose forward scores drafts."""
+JUDGED = ("", "discarded", "rejected", "accepted")
+"""Outcomes of the tokens of one draft; the last one that any of them has counts."""
 Clock = Callable[[int], float]
 
 

@@ -5,12 +5,12 @@ The page opens the first document, then asks for what spans alone show, and for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
-from specscope.traces.database.long import JUDGED, KINDS, MODES, OUTCOMES
-from specscope.traces.facts.waiting import Timeline, lanes, timeline, working_devices
+from specscope.engine.trace.events import Mode, SpanKind, SpanOutcome
+from specscope.traces.facts.waiting import JUDGED, Timeline, lanes, timeline, working_devices
 from specscope.traces.view import all_sections
 from specscope.traces.view.document import frame, heading, sections
 from specscope.traces.view.packed import numeric, packed_run
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
     from specscope.traces.database.long import Extent, Numbers, RangeRows, SpanTable
 
+KINDS = get_args(SpanKind)
+OUTCOMES, MODES = (get_args(get_args(names)[1]) for names in (SpanOutcome, Mode))
 PREFILL = KINDS.index("prefill")
 STEPPED = ("tokens", "ghosts", "rounds")
 """Rows with a step that are cut to the range, as those of sections are."""

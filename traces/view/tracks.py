@@ -18,7 +18,7 @@ from specscope.traces.facts import waiting
 from specscope.traces.facts.imported import SPANS_OF_DRAFTS, origin
 from specscope.traces.facts.metrics import measured_occupancy
 from specscope.traces.facts.requests import load_of, requests
-from specscope.traces.facts.waiting import decoding_clock, lanes, useful_glue, working_devices
+from specscope.traces.facts.waiting import JUDGED, decoding_clock, lanes, useful_glue, working_devices
 from specscope.traces.view import columns_of, row_of
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def span_fates(trace: Trace) -> dict[int, str]:
     of its tokens was accepted; `cancelled`; `open`: its draft is not decided yet; `unknown`: a
     draft of another engine or program without decisions.
     """
-    order = {"accepted": 3, "rejected": 2, "discarded": 1}
+    order = {name: i for i, name in enumerate(JUDGED)}
     best = dict.fromkeys(useful_glue(trace), "accepted")
     for d in trace.decisions:
         if d.draft_span >= 0 and order.get(d.outcome, 0) > order.get(best.get(d.draft_span, ""), 0):
