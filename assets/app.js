@@ -104,7 +104,8 @@ window.SpecScopeApp = (() => {
       if (view && mounted !== wanted.runs[0]) clear();
       if (view) view.update(model);
       else {
-        const source = { window: (query) => ask(`window?${query}`), aligned: (query) => ask(`aligned?${query}`), whole: () => fetchModel(value().runs, true) };
+        const part = (run) => `run=${encodeURIComponent(run)}`;
+        const source = { spans: (run) => ask(`spans?${part(run)}`), rounds: (run, first, last) => ask(`rounds?${part(run)}&first=${first}&last=${last}`), aligned: (query) => ask(`aligned?${query}`), whole: () => fetchModel(value().runs, true) };
         view = SpecScope.mount(root, model, { source, theme: "class", header: !results, advise: results && advise, fragment: wanted.live ? "" : location.hash.slice(1) });
       }
       mounted = wanted.runs[0];

@@ -97,7 +97,7 @@ THOROUGH = (
     "tests/browser/playground/test_tabs.py",
     "tests/browser/playground/test_playground.py::test_both_themes_fit_a_narrow_window",
     # replays, loaded parts of traces and notes, over all methods
-    *("tests/traces/test_whatif.py", "tests/traces/test_windows.py"),
+    *("tests/traces/test_whatif.py", "tests/traces/test_long.py"),
     *(
         f"tests/traces/test_whatif_own.py::test_{name}"
         for name in ("a_tree_or_head", "settings_that_name", "what_spans_do_not_time", "fewer_heads")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gradio as gr
 
+from specscope.app.jobs.long import long_runs
 from specscope.app.jobs.runs import Lane, lanes_of
 from specscope.app.jobs.service import Service
 from specscope.app.jobs.stored import MAX_COMPARED, find_traces
-from specscope.app.jobs.windows import long_runs
 from specscope.app.render.history import name_of
 from specscope.app.render.html import text
 from specscope.traces.export.report import LONG, beginning

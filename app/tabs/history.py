@@ -8,9 +8,9 @@ from typing import Any
 
 import gradio as gr
 
+from specscope.app.jobs.long import MOST_ANALYSED, long_runs
 from specscope.app.jobs.service import Service
 from specscope.app.jobs.stored import MAX_COMPARED, find_passes, find_traces, median_of, store_of
-from specscope.app.jobs.windows import MOST_ANALYSED, long_runs
 from specscope.app.render.addresses import SET
 from specscope.app.render.history import folded_set, opened, opened_set, runs_table
 from specscope.app.render.html import alert, note

@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 
+from specscope.app.jobs.long import LongRuns
 from specscope.app.jobs.service import Service
 from specscope.app.jobs.stored import find_passes, find_traces, median_of, store_of
-from specscope.app.jobs.windows import Windows
 from specscope.app.render.addresses import EXPORTS, MAX_TURNS, PREFIX, SET
 from specscope.app.shipped.demo import demo_document
 from specscope.app.tabs.papers import papers_page
@@ -88,25 +88,27 @@ def build_router(service: Service) -> APIRouter:
         kept = {"Cache-Control": "public, max-age=31536000, immutable"}
         return Response(_file(name)[0], media_type=FILES[name][1], headers=kept)
 
-    windows = Windows(service)
+    long = LongRuns(service)
 
     @router.get("/model")
     def model(runs: str, whole: bool = False) -> Response:
         def document() -> dict[str, Any]:
-            early = None if whole else windows.document(runs)
+            early = None if whole else long.document(runs)
             return early or packed(view_model(*median_of(find_passes(service, runs))))
 
         return _answer(document)
 
-    @router.get("/window")
-    def window(
-        run: str, low: float, high: float, margin: float = 0, bins: int = 700, rows: bool = True
-    ) -> Response:
-        return _answer(lambda: windows.window(run, low, high, margin, bins, rows=rows))
+    @router.get("/spans")
+    def spans(run: str) -> Response:
+        return _answer(lambda: long.spans(run))
+
+    @router.get("/rounds")
+    def rounds(run: str, first: int, last: int) -> Response:
+        return _answer(lambda: long.rounds(run, first, last))
 
     @router.get("/aligned")
     def aligned(runs: str, low: float, high: float, sequence: int = 0) -> Response:
-        return _answer(lambda: windows.aligned(runs, sequence, low, high))
+        return _answer(lambda: long.aligned(runs, sequence, low, high))
 
     @router.get("/live")
     def live(run: str, cursor: int = 0) -> Response:

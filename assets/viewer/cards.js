@@ -3,7 +3,7 @@
 function labelOf(run, row) {
   if (row.type === "strip" || row.type === "measured") return stripLabel(run, row);
   if (row.type === "clock") return el("div", { class: "ss-row-label ss-row-strip", title: "the most by which this track's times are wrong beside another track's" }, row.label);
-  const share = row.track && !row.track.measured ? named(run.metrics.occupancy, row.track.device) : undefined;
+  const share = row.track && !row.track.measured ? named(run.metrics?.occupancy ?? {}, row.track.device) : undefined;
   return el("div", { class: "ss-row-label", title: row.label }, el("span", {}, row.label),
     share === undefined ? null : el("span", { class: "ss-busy", title: "share of decoding in which the device works" }, `${Math.round(100 * share)} % busy`));
 }
@@ -11,7 +11,7 @@ function labelOf(run, row) {
 /** The label of a strip: the busy share from the spans, or the measured load. */
 function stripLabel(run, row) {
   const spans = row.type === "strip";
-  const share = (spans ? named(run.metrics.occupancy, row.track.device) : row.track.measured.busy) ?? null; // a part has no figures
+  const share = (spans ? named(run.metrics?.occupancy ?? {}, row.track.device) : row.track.measured.busy) ?? null; // a long run has no figures
   const title = spans ? "share of decoding in which the device works" : `mean load while decoding: ${row.label}${row.label.startsWith("whole") ? ", by all programs" : ""}`;
   const [name, meter] = row.label.split(" (");
   const text = el("div", {}, name, meter ? el("span", { class: "ss-meter" }, ` (${meter}`) : null, share === null ? "" : ` ${Math.round(100 * share)}\u202f%`);
@@ -33,12 +33,12 @@ function clockBadge(text) {
 }
 
 function headOf(run) {
-  const seconds = run.metrics.decode_seconds;
+  const { decode_seconds: seconds, target_forwards: count } = run.metrics ?? {}; // a long run has no figures
   const whole = `Share of decoding, from the end of prefill to the last token${seconds ? `: ${ms(1000 * seconds)}` : ""}.`;
   const shares = run.headline.map((part) => el("span", { class: part.percent ? "" : "ss-none", title: whole },
     swatch(`band-${part.kind}`), `${part.label} `, el("b", {}, `${part.percent} %`)));
-  const forwards = run.status !== "running" && run.metrics.target_forwards; // devices report them later than the text grows
-  const each = run.figures.tokens_per_target_forward;
+  const forwards = run.status !== "running" && count; // devices report them later than the text grows
+  const each = run.figures?.tokens_per_target_forward;
   const rest = forwards ? `${number(forwards, 0)} target forwards${each === "unknown" ? "" : ` · ${each} tokens each`}` : "";
   return [
     el("div", { class: "ss-gantt-title" }, el("h3", { title: runName(run) }, runName(run)), clockBadge(run.badge),

@@ -2,7 +2,6 @@
 
 const KV = { high: 16, cell: [3, 13], block: 0.4, least: 12 };
 const KV_WORDS = {
-  earlier: "cached before the loaded part",
   valid: "cached before",
   new: "new and kept",
   calibrated: "calibrated (exact) and kept",
@@ -60,11 +59,8 @@ class Caches {
     for (const row of this.rows) row.draw(this.indexOf(row), anew);
   }
 
-  /** Which step is shown, in words. Of a long run the steps of the loaded part are known. */
+  /** Which step is shown, in words. */
   place() {
-    const parts = this.rows.map(({ run }) => run).filter((run) => run.long);
-    if (parts.some((run) => Math.min(this.t, run.to) > run.part.to)) return "in the last step of the loaded part: the replay's time is after it";
-    if (parts.some((run) => this.t < run.part.from)) return "in the first step of the loaded part: the replay's time is before it";
     return this.rows.some(({ run }) => this.t >= run.to) ? "in the step of the replay's time; at the end of a run, in its last step whose rows are known" : "in the step of the replay's time";
   }
 
@@ -75,7 +71,7 @@ class Caches {
       if (at >= 0) return at;
     }
     const last = Math.max(0, upperBound(cache.t, this.t) - 1);
-    if (this.t < run.to || run.long) return last;
+    if (this.t < run.to) return last;
     const known = cache.step.findLastIndex((_, i) => i <= last && !cache.rows.unknown?.[i]);
     return known < 0 ? last : known;
   }
@@ -133,6 +129,6 @@ function kvCell(state, x, wide, count) {
   const slash = (i) => `M${x + 1 + (i * wide) / slashes} ${KV.high + 1}L${x - 1 + ((i + 1) * wide) / slashes} 3`;
   const crossed = state === "padded" || state.startsWith("lost");
   const cross = crossed ? drawn("path", { d: Array.from({ length: slashes }, (_, i) => slash(i)).join(""), class: `ss-kv-cross ss-kv-cross-${state}` }) : null;
-  const label = count && (state === "valid" || state === "earlier") && wide > 30 ? drawn("text", { x: x + wide / 2, y: KV.high - 2, "text-anchor": "middle" }, number(count, 0)) : null;
+  const label = count && state === "valid" && wide > 30 ? drawn("text", { x: x + wide / 2, y: KV.high - 2, "text-anchor": "middle" }, number(count, 0)) : null;
   return drawn("g", {}, title, box, cross, label);
 }

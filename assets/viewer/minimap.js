@@ -36,8 +36,8 @@ class Minimap {
       const styles = BAND_KINDS.map((kind) => ({ fill: colours[`band-${kind}`] }));
       this.runs.forEach((run, i) => {
         const top = MAP.gap + i * (MAP.row + MAP.gap);
-        if (run.long) paintOverview(scene, run, top, MAP.row);
-        else paintLine(scene, bandLine(run), top, MAP.row, styles);
+        if (run.band.length) paintLine(scene, bandLine(run), top, MAP.row, styles);
+        else paintWork(scene, run, top, MAP.row / 2);
       });
     }
     this.place();
@@ -80,5 +80,15 @@ class Minimap {
     };
     window.addEventListener("pointermove", move);
     window.addEventListener("pointerup", end);
+  }
+}
+
+/** Paint a run whose band is not here yet: above what the drafter does, below the target. */
+function paintWork(scene, run, top, height) {
+  for (const track of run.tracks) {
+    const drafts = track.role === "drafter";
+    const { lines, looks } = lanesOf(track);
+    const styles = looks.map(() => ({ fill: scene.colours[drafts ? "draft" : "verify"] }));
+    for (const line of lines) paintLine(scene, line, drafts ? top : top + height, height, styles);
   }
 }

@@ -22,7 +22,8 @@ function ngramsAt(run, t) {
 /** The distinct times of all runs' `commits` or `rejections`, ascending. */
 function moments(model, kind) {
   const times = model.runs.flatMap((run) =>
-    kind === "commits"
+    run.long ? run.rounds.filter((round) => kind === "commits" || round.accepted < round.drafted).map((round) => round.t)
+    : kind === "commits"
       ? run.tokens.map((token) => token.t)
       : run.ghosts.filter((ghost) => ghost.outcome === "rejected").map((ghost) => ghost.t));
   return [...new Set(times)].sort((a, b) => a - b);

@@ -19,8 +19,7 @@ function paint(scene, place) {
     ctx.save();
     ctx.translate(0, card.body);
     paintAxis(scene, card);
-    const painters = !card.run.long ? PAINT : covers(card.run, scene.from, scene.to) ? PAINT_PART : PAINT_BINS;
-    for (const row of card.rows) merged += painters[row.type](scene, row, card.run) ?? 0;
+    for (const row of card.rows) merged += PAINT[row.type](scene, row, card.run) ?? 0;
     ctx.restore();
   }
   return { merged, bin: BIN * scene.pixel };
@@ -53,6 +52,10 @@ const PAINT = {
   clock: () => 0, // a label only
 
   tokens: (scene, row, run) => {
+    if (!covers(run, scene.from, scene.to)) {
+      paintNumbers(scene, row, run);
+      return;
+    }
     row.marks = tokenMarks(run, scene.from, scene.to, scene.pixel);
     for (const mark of row.marks) paintMark(scene, mark, row.y + row.height / 2);
   },
@@ -155,6 +158,19 @@ function paintSteps({ ctx, x, colours }, { y, height }, steps, fill, edge) {
   if (!edge) return;
   ctx.fillStyle = edge;
   for (const { start, end, share } of steps) ctx.fillRect(x(start), bottom - share * height - 0.5, x(end) - x(start), 1);
+}
+
+/** Paint how many tokens the rounds of each bin emit, in place of marks. */
+function paintNumbers(scene, row, run) {
+  row.marks = [];
+  const { rows } = roundLine(run);
+  const width = 3 * scene.pixel;
+  const counts = new Float64Array(Math.ceil((scene.to - scene.from) / width) + 1);
+  const [first, last] = roundsIn(run, scene.from, scene.to);
+  for (const { t, emitted } of rows.slice(first, last)) counts[Math.floor((t - scene.from) / width)] += emitted;
+  const most = counts.reduce((a, b) => Math.max(a, b), 1);
+  const steps = Array.from(counts, (n, i) => ({ start: scene.from + i * width, end: scene.from + (i + 1) * width, share: n / most }));
+  paintSteps(scene, row, steps, scene.colours.accepted);
 }
 
 function paintMark({ ctx, x, colours }, { row, x: t, size, dense }, y) {

@@ -51,10 +51,7 @@ class Pins {
     ctx.clearRect(0, 0, width, this.height);
     const pixel = (to - from) / width;
     const scene = { ctx, from, to, pixel, width, x: (t) => (t - from) / pixel, colours, hatches };
-    for (const row of this.rows) {
-      const painters = covers(row.run, from, to) ? PAINT : PAINT_BINS;
-      painters.track(scene, row, row.run);
-    }
+    for (const row of this.rows) PAINT.track(scene, row, row.run);
     this.node.dataset.window = `${from} ${to}`;
   }
 
@@ -70,7 +67,7 @@ class Pins {
     const frame = this.plot.getBoundingClientRect();
     const [x, y] = [event.clientX - frame.left, event.clientY - frame.top];
     const row = this.rows.find((r) => y >= r.y && y < r.y + r.height);
-    if (!row || !gantt.width || x < 0 || x > gantt.width || !covers(row.run, ...gantt.range)) return null;
+    if (!row || !gantt.width || x < 0 || x > gantt.width) return null;
     const card = { body: frame.top - gantt.plot.getBoundingClientRect().top };
     const lane = Math.min(row.track.lanes - 1, Math.floor((y - row.y) / SIZE.lane));
     return hitTrack({ run: row.run, card, row }, gantt.time(x), lane, (2 * (gantt.range[1] - gantt.range[0])) / gantt.width);

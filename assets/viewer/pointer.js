@@ -89,7 +89,6 @@ Gantt.prototype.hit = function (event) {
   const [x, y] = [event.clientX - frame.left, event.clientY - frame.top];
   if (x < 0 || x > this.width) return null;
   const card = this.place.cards.find((c) => y >= c.body && y < c.body + c.bodyHeight);
-  if (card && !covers(card.run, ...this.range)) return null;
   const row = card?.rows.find((r) => y >= card.body + r.y && y < card.body + r.y + r.height);
   if (!row) return null;
   const t = this.time(x);

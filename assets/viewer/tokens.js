@@ -285,7 +285,7 @@ function tokenNode(row) {
 
 /** The speed in a pane's heading: of a batch the throughput and the speed of a sequence; the speed-up if there is a baseline. */
 function speedOf(run) {
-  const { tokens_per_second: speed, tokens_per_second_per_sequence: each, speedup } = run.figures;
+  const { tokens_per_second: speed, tokens_per_second_per_sequence: each, speedup } = run.figures ?? {}; // a long run has no figures
   if (!speed || speed === "–") return [];
   if (speed === "unknown") return ["speed unknown"];
   const short = run.passes ? number(run.metrics.tokens_per_second, 1) : speed;

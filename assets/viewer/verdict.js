@@ -2,7 +2,7 @@
 
 /** Make the sentences, and a button that starts the advised run where the page can start runs. */
 function verdictNodes(used, start) {
-  const { summary, reason, advice, run, drafter, other, health } = used.verdict;
+  const { summary, reason, advice, run, drafter, other, health } = used.verdict ?? {}; // a long run has none
   return [
     summary && el("p", { class: "ss-verdict-main" }, summary),
     health && el("p", { class: "ss-verdict-health" }, health),

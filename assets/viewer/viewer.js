@@ -26,7 +26,7 @@ class Viewer {
     this.gantt = new Gantt(this.root, this);
     this.replay = new Replay((t) => this.seek(t), (t) => this.arrive(t), (direction) => this.startOf(direction));
     this.search = new Search(this);
-    this.windows = new Windows(this, this.options.source);
+    this.long = new LongRuns(this, this.options.source);
     this.panel = new RangePanel(this);
     this.large = new Large(this);
     this.head = el("header", { class: "ss-head" });
@@ -45,7 +45,7 @@ class Viewer {
     this.empty = el("p", { class: "ss-empty", hidden: true }, "Nothing to show yet: run a prompt, and its timeline appears here.");
     this.live = el("div", { class: "ss-sr", role: "status" });
     this.dialog = helpDialog();
-    this.root.replaceChildren(this.head, this.race, this.empty, this.grid, this.bar, this.windows.node, this.legend, this.gantt.node, this.panel.node, this.below, this.tables, this.dialog, this.large.dialog, this.live);
+    this.root.replaceChildren(this.head, this.race, this.empty, this.grid, this.bar, this.long.node, this.legend, this.gantt.node, this.panel.node, this.below, this.tables, this.dialog, this.large.dialog, this.live);
     this.card = new Card(this.root);
   }
 
@@ -75,10 +75,10 @@ class Viewer {
     this.legend.replaceChildren(...(model.runs.length ? [legend(model)] : []));
     this.tracks.update(model);
     this.gantt.update(model);
-    this.windows.update(model);
+    this.long.update(model);
     callInsets(this.insets, "update", model);
     this.replay.update(model);
-    this.refreshTables(model);
+    if (!this.tables.hidden) this.refreshTables(model);
     this.search.look();
     this.link.hidden = model.state !== "ready" || this.fit.hidden || location.protocol === "about:"; // a frame has no address
     if (this.panel.range) this.panel.set(this.panel.range);
@@ -177,7 +177,7 @@ class Viewer {
 
   /** The timeline's window has changed. */
   ranged() {
-    this.windows.look();
+    this.long.look();
     callInsets(this.insets, "range");
   }
 
@@ -270,7 +270,7 @@ class Viewer {
     this.media.removeEventListener("change", this.recolour);
     this.classes.disconnect();
     this.gantt.destroy();
-    this.windows.destroy();
+    this.long.destroy();
     while (this.panes.length) this.dropPane();
     callInsets(this.insets, "destroy");
     this.root.removeEventListener("keydown", this.keys);

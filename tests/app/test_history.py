@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from specscope.app.jobs import windows
+from specscope.app.jobs import long
 from specscope.app.jobs.service import Service
 from specscope.app.render.history import models_of, moment, runs_table, when
 from specscope.app.tabs import history
@@ -152,7 +152,7 @@ def test_a_run_opens_with_its_downloads_a_race_with_its_passes_and_a_comparison_
 def test_a_long_run_opens_without_its_rows_and_is_analysed_later(page, run, service, monkeypatch) -> None:
     opened = run("speculative").run_id
     assert page.analyse(page.open_one(the_run(opened))[page.viewer]) == gr.skip()
-    monkeypatch.setattr(windows, "LONG", 1)
+    monkeypatch.setattr(long, "LONG", 1)
     with monkeypatch.context() as unread:
         for part, reads in ((service.store, "load"), (service, "trace")):
             unread.setattr(part, reads, lambda run: pytest.fail(f"{run} was read whole"))

@@ -12,7 +12,7 @@ import gradio as gr
 import pytest
 from fastapi.testclient import TestClient
 
-from specscope.app.jobs import windows
+from specscope.app.jobs import long
 from specscope.app.jobs.runs import RunRequest
 from specscope.app.jobs.service import Service
 from specscope.app.render.addresses import report_address
@@ -114,34 +114,34 @@ def test_deltas_of_a_run_have_its_new_spans_and_tokens_once(client, run) -> None
     assert (again["cursor"], again["spans"]["id"], again["tokens"]) == (first["cursor"], [], [])
 
 
-def test_a_long_run_opens_as_a_part_and_its_windows_follow(client, run, monkeypatch) -> None:
+def test_a_long_run_opens_with_its_spans_and_its_rounds_follow(client, run, monkeypatch) -> None:
     finished = run("speculative")
-    spans = len(finished.trace().spans)
-    for name, few in {"LONG": spans - 1, "OPENING": spans // 4, "MOST_SPANS": spans // 2}.items():
-        monkeypatch.setattr(windows, name, few)
+    trace = finished.trace()
+    monkeypatch.setattr(long, "LONG", len(trace.spans) - 1)
+    monkeypatch.setattr(long, "OPENING", 2)
     (part,), (whole,) = (document(client, finished.run_id, whole=one)["runs"] for one in (False, True))
-    assert part["long"]["spans"] == spans
-    assert part["part"]["to"] < part["to"] == whole["to"]
-    assert "long" not in whole
-    place = {"run": finished.run_id, "low": part["from"], "high": part["to"], "bins": 8}
-
-    def window(**changed):
-        return client.get("/specscope/window", params=place | changed)
-
-    assert sum(window().json()["bins"]["spans"]) == spans
-    forced = window(high=part["part"]["to"], rows=False).json()
-    assert 0 < sum(forced["bins"]["spans"]) < spans
-    found = window(high=part["part"]["to"], margin=part["to"]).json()
-    assert "bins" not in found, "the window without its margin is few enough"
-    assert found["part"] == part["part"]
+    assert part["long"] == {"spans": len(trace.spans), "tokens": len(trace.commits)}
+    for ours, theirs in zip(part["tracks"], whole["tracks"], strict=True):
+        assert all(ours["spans"][name] == theirs["spans"][name] for name in ("id", "start", "end", "step"))
+    assert (part["tokens"]["rows"] < whole["tokens"]["rows"], "long" in whole) == (True, False)
+    last = trace.rounds[-1].step
+    asked = {"run": finished.run_id, "first": 0, "last": last}
+    found = client.get("/specscope/rounds", params=asked).json()
+    assert (found["part"], found["tokens"]) == ({"first": 0, "last": last}, whole["tokens"])
+    told = client.get("/specscope/spans", params=asked).json()
+    assert (told["band"], told["caches"]) == (whole["band"], whole["caches"])
     beside = {"runs": finished.run_id, "low": part["from"], "high": part["to"]}
     assert client.get("/specscope/aligned", params=beside).json()["inside"] > 0
-    for answer, message in (
-        (client.get("/specscope/aligned", params={**beside, "runs": "nobody"}), "is not stored"),
-        (window(bins=0), "it needs a start before its end and 1 to 2000 bins"),
-        (window(high="1e308"), "is not valid"),
-        (window(run="nobody"), "open it whole"),
+    monkeypatch.setattr(long, "MOST_ROUNDS", len(trace.rounds) - 1)
+    for kind, params, message in (
+        ("aligned", {**beside, "runs": "nobody"}, "is not stored"),
+        ("rounds", {**asked, "run": "nobody"}, "there is no run"),
+        ("spans", {"run": "nobody"}, "there is no run"),
+        ("rounds", asked, f"have more than {len(trace.rounds) - 1} rounds; ask for fewer"),
+        ("rounds", {**asked, "first": last + 1}, "are not a range; the first one is at least 0"),
+        ("rounds", {**asked, "last": 10**30}, "are not a range"),
     ):
+        answer = client.get(f"/specscope/{kind}", params=params)
         assert (answer.status_code, message in answer.json()["error"]) == (404, True), answer.text
 
 
@@ -293,14 +293,14 @@ def traces():
 def server(tmp_path_factory, traces):
     with Store(tmp_path_factory.mktemp("aligning") / "traces.db") as store:
         store.insert(*traces)
-        yield windows.Windows(SimpleNamespace(store=store, find=lambda _: None))
+        yield long.LongRuns(SimpleNamespace(store=store, find=lambda _: None))
 
 
 @pytest.mark.parametrize("most", [600, 7])
 def test_a_window_has_the_tokens_of_the_first_run_and_the_same_ones_of_the_others(
     server, traces, monkeypatch, most
 ):
-    monkeypatch.setattr(windows, "MOST", most)
+    monkeypatch.setattr(long, "MOST", most)
     tokens = [list(committed(trace)) for trace in traces]
     (views,) = aligned(traces)
     for low, high in ((-100, 1e6), (0, tokens[0][30]["t"]), (tokens[0][90]["t"], tokens[0][120]["t"])):
@@ -319,7 +319,7 @@ def test_a_window_has_the_tokens_of_the_first_run_and_the_same_ones_of_the_other
 def test_runs_and_windows_that_cannot_be_aligned_are_refused(server):
     for names, sequence, window, message in (
         ("first,nobody", 0, (0, 1), "is not stored or has not ended"),
-        ("", 0, (0, 1), "is not stored or has not ended"),
+        ("", 0, (0, 1), "0 runs are requested"),
         ("first,later", 3, (0, 1), "sequence 3 is not one of the run's 1"),
         ("first,later", 0, (1, 1), "needs a start before its end"),
         ("first," * 9, 0, (0, 1), "more than 8 runs"),

@@ -8,7 +8,7 @@ worse, too. The CPU time of the page's main thread shows whether the page itself
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import specscope
 from specscope.app.bench.figures import Bar, Measurement, Note
+from specscope.app.jobs.long import LongRuns
 from specscope.app.jobs.service import Service
-from specscope.app.jobs.windows import Windows
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
 from specscope.traces.database.store import Store
@@ -78,7 +78,8 @@ GROW = """async (deltas) => {
 
 BARS = {
     "viewer_answer_ms_100000": Bar(at_most=150),
-    "viewer_window_ms_100000": Bar(at_most=150),
+    "viewer_rounds_ms_100000": Bar(at_most=150),
+    "viewer_first_ms_100000": Bar(at_most=500),
     "viewer_open_ms_100000": Bar(at_most=1000),
     "viewer_pan_fps_100000": Bar(at_least=57),
     "viewer_zoom_fps_100000": Bar(at_least=57),
@@ -97,7 +98,7 @@ def measure(sizes: Sequence[int], repeats: int, note: Note) -> dict[str, Measure
         for size in sizes:
             note(f"{size:,} spans")
             trace = repeated(base, size)
-            figures |= answered(trace, size, repeats) | _moved(page, trace, size, repeats)
+            figures |= answered(page, trace, size, repeats) | _moved(page, trace, size, repeats)
             note("")
         note("live")
         figures |= _live(page, base)
@@ -105,35 +106,37 @@ def measure(sizes: Sequence[int], repeats: int, note: Note) -> dict[str, Measure
     return figures
 
 
-def answered(trace: Trace, name: int, repeats: int) -> dict[str, Measurement]:
-    """Return the server's ms for the answers with which the page opens a stored run and moves."""
-    opened, moved = list[float](), list[float]()
-    with TemporaryDirectory() as folder, Store(Path(folder) / "traces.db") as store:
-        store.insert(trace)
-        run, axis = trace.header.run_id, {"min": 0.0, "max": 0.0}
-        for _ in range(repeats):
-            service = Service(Path(folder) / "traces.db")
-            try:
-                windows = Windows(service)
-                begun = perf_counter()
-                document = windows.document(run) or packed(view_model([trace]))
-                json.dumps(document)
-                opened.append(1000 * (perf_counter() - begun))
-                axis = document["axis"]
-                length = axis["max"] - axis["min"]
-                answers = list[float]()
-                for share in (1.0, 0.1, 0.005):
-                    low = axis["min"] + (length - share * length) / 2
-                    begun = perf_counter()
-                    json.dumps(windows.window(run, low, low + share * length, share * length, 1400))
-                    answers.append(1000 * (perf_counter() - begun))
-                moved.append(max(answers))
-            finally:
-                service.close()
+def answered(page: Page, trace: Trace, name: int, repeats: int) -> dict[str, Measurement]:
+    """Return the ms of the server's answers for a stored run, and of the first picture."""
+    times: dict[str, list[float]] = {"answer": [], "first": [], "spans": [], "rounds": []}
+    detail = dict[str, float]()
+    with TemporaryDirectory() as folder:
+        with Store(Path(folder) / "traces.db") as store:
+            store.insert(trace)
+        run, middle = trace.header.run_id, trace.rounds[len(trace.rounds) // 2].step
+        service = Service(Path(folder) / "traces.db")
+        try:
+            long = LongRuns(service)
+            for _ in range(repeats):
+                text, took = _timed(lambda: long.document(run) or packed(view_model([trace])))
+                times["answer"].append(took)
+                page.set_content(PAGE.format(viewer_style(), viewer_script()))
+                times["first"].append(page.evaluate(OPEN, text))
+                times["spans"].append(_timed(lambda: long.spans(run))[1])
+                times["rounds"].append(_timed(lambda: long.rounds(run, max(0, middle - 100), middle + 99))[1])
+                detail["document_mb"] = round(len(text) / 1e6, 2)
+        finally:
+            service.close()
     return {
-        f"viewer_answer_ms_{name}": Measurement(tuple(opened), "ms"),
-        f"viewer_window_ms_{name}": Measurement(tuple(moved), "ms"),
+        f"viewer_{key}_ms_{name}": Measurement(tuple(found), "ms", detail=detail if key == "answer" else {})
+        for key, found in times.items()
     }
+
+
+def _timed(answer: Callable[[], Any]) -> tuple[str, float]:
+    begun = perf_counter()
+    text = json.dumps(answer(), separators=(",", ":"))
+    return text, 1000 * (perf_counter() - begun)
 
 
 def virtual_run() -> Trace:

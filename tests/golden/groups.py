@@ -16,10 +16,9 @@ GROUPS: dict[str, Callable[[], Outputs]] = {
     "recordings": records.recordings,
     "imports": records.imports,
     "database": records.database,
-    "windows": records.windows,
     "training": records.training,
     "form": page.form,
     "papers": page.papers,
 }
-PACKED = ("scripted", "bundled", "load", "what-if", "windows", "papers")
+PACKED = ("scripted", "bundled", "load", "what-if", "papers")
 """Groups of whole documents; the others are recorded as text files."""

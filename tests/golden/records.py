@@ -1,4 +1,4 @@
-"""What is recorded of other programs, imported, stored, shown in parts, and trained."""
+"""What is recorded of other programs, imported, stored and trained."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from specscope.engine.types import Limits
 from specscope.traces.database import schema
 from specscope.traces.database.store import Store
 from specscope.traces.imports.reading import read_traces
-from specscope.traces.view.packed import packed
-from specscope.traces.view.part import bins_view, part_document, part_sections
 from tests.engine.trace.recordings import DEVICES, TREE
 from tests.engine.trace.watched import CALLS, generated, pair_of, words
 from tests.engine.training.tiny import chats, stories, write_source
@@ -146,21 +144,6 @@ def database() -> Outputs:
 
 def _selected(connection: sqlite3.Connection, query: str) -> list[list[Any]]:
     return [list(row) for row in connection.execute(query)]
-
-
-def windows() -> Outputs:
-    """Yield the first document of stored runs, the middle third of each, and its bins."""
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "runs.db") as store:
-        sample = sample_trace("pearl", tokens=300)
-        for trace in (sample, *_runs(Limits(120), "dsi", "ems", "lookahead", "ssd")):
-            store.insert(trace)
-            run = trace.header.run_id
-            size = store.extent(run)
-            third = (size.end - size.start) // 3
-            low, high = size.start + third, size.end - third
-            yield f"{run}, opened", flat(packed(part_document([(store.opening(run, size, 60), size)])))
-            yield f"{run}, window", flat(part_sections(store.part(run, size, low, high, 10_000), size))
-            yield f"{run}, bins", flat(bins_view(store.bins(run, size, low, high, 40), size))
 
 
 def training() -> Outputs:

@@ -22,7 +22,7 @@ from specscope.app.web.routes import build_router
 from specscope.engine.errors import UsageError
 from specscope.traces.facts.metrics import measure
 from specscope.traces.judge.health import health
-from specscope.traces.view.part import part_document
+from specscope.traces.view.long import long_run
 from specscope.traces.whatif.replay import Change, what_if
 from tests.security.odd import refusal
 
@@ -79,10 +79,7 @@ class Opener:
             assert "fault of SpecScope" not in answer.text, (address, answer.text[-2000:])
         size = store.extent(run_id)
         if size is not None and size.spans:
-            part_document([(store.opening(run_id, size, 20), size)])
-            self._client.get(
-                f"/specscope/window?run={run_id}&low=-1&high={(size.end - size.begin) / 1e6 + 1}"
-            )
+            long_run(size, store.opening(run_id, size, 20), *store.columns(run_id, size))
         health(trace)
         measure(trace).to_dict()
         for form in FORMATS:
@@ -97,6 +94,8 @@ class Opener:
     def _addresses(self, run_id: str) -> Iterator[str]:
         for way in ("", "&whole=true"):
             yield f"/specscope/model?runs={run_id}{way}"
+        yield f"/specscope/spans?run={run_id}"
+        yield f"/specscope/rounds?run={run_id}&first=0&last=3"
         for way in ("", "&redact_prompt=true"):
             yield f"/specscope/report.html?runs={run_id}{way}"
         yield from (f"/specscope/export/{run_id}/{form}" for form in EXPORTS)

@@ -196,7 +196,7 @@ def span(number: int, device: str, start: int, length: int) -> Span:
 def test_spans_that_all_overlap_take_no_quadratic_time():
     trace = many(2, [span(i, "gpu1", 20 * MS + i, 10**9) for i in range(30_000)])
     with bounded("overlapping spans"):
-        assert lanes(trace.spans) == [*range(30_000)]
+        assert lanes((s.start, s.end) for s in trace.spans) == [*range(30_000)]
         assert view_model([trace])["runs"][0]["tracks"][0]["lanes"] == 30_000
         to_perfetto(trace)
 

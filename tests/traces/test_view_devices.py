@@ -17,7 +17,7 @@ from specscope.traces.facts.checks import check
 from specscope.traces.facts.comparable import batch_size, comparisons
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.requests import figures, load_of, requests, stops_paying
-from specscope.traces.facts.waiting import Around, preempted, sp_degree, wasted, working_devices
+from specscope.traces.facts.waiting import preempted, sp_degree, wasted, working_devices
 from specscope.traces.view.caches import caches
 from specscope.traces.view.experts import MOST, experts
 from specscope.traces.view.layers import layers
@@ -279,12 +279,7 @@ def batch_of(*spans, rounds):
     return replace(trace, spans=shared, rounds=[Round(*row) for row in rounds])
 
 
-def test_a_part_with_one_step_or_one_forward_of_a_batch_has_no_caches():
-    for span in (("draft", 1, 5, 1), ("communicate", 1, 0, 0)):
-        assert caches(traced(span), Around(since=-5, until=90)) == []
-    batch = batch_of(("verify", 1, 8, 8, "target"), rounds=[(1, i, "verify", 3, 3, 4, 20, 0) for i in (0, 1)])
-    assert len(caches(batch)) == 2
-    assert caches(batch, Around(until=90)) == []
+def test_a_model_whose_forwards_find_no_rows_has_no_cache():
     heads = traced(
         *(("draft", i, 0, 1) for i in (1, 2, 3)),
         ("prefill", 0, 0, 5, "target"),

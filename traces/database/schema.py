@@ -49,11 +49,9 @@ NAMING_CONVENTION = {
 NAMES: dict[type[Any], str] = {events.Commit: "token"}
 """Tables that have not the name of their row: COMMIT is a word of SQL."""
 INDEXES: dict[type[Any], tuple[str, ...]] = {
-    events.Span: ("start",),
-    events.Decision: ("step", "draft_span"),
-    events.Commit: ("time",),
+    events.Decision: ("step",),
 }
-"""Columns with an index, for parts of long runs."""
+"""Columns with an index, for ranges of long runs: these are the widest rows."""
 
 
 class Code(TypeDecorator[str]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -16,7 +15,7 @@ from specscope.engine.trace.events import Device, Footer, Header, Round, Span, S
 from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import check_types
 from specscope.engine.trace.trace import Trace
-from specscope.traces.database import file, listing, recorder, schema, windows
+from specscope.traces.database import file, listing, long, recorder, schema
 from specscope.traces.database.file import default_path, is_damage
 from specscope.traces.database.recorder import BatchWriter, RunRecorder, insert_rows, insert_run
 from specscope.traces.database.schema import RUN
@@ -29,13 +28,11 @@ if TYPE_CHECKING:
 
     from specscope.engine.trace.events import Commit, Event
     from specscope.engine.trace.events import Row as AnyRow
-    from specscope.traces.database.windows import Bins, Extent, RunWindow, TimeColumns, TokenLine
+    from specscope.traces.database.long import Extent, Numbers, RangeRows, SpanTable, TokenLine
 
 __all__ = ["RunRecorder", "Store", "Summary", "default_path"]
 OUTLINED = 500
 """Runs whose outlines are read at once."""
-KEPT = 8
-"""Runs whose columns are kept in memory, each with about 2 MB per 100,000 spans."""
 _HEADER = [RUN.c["version" if f.name == "schema" else f.name].label(f.name) for f in fields(Header)]
 _FOOTER = [RUN.c[f.name].label(f"footer_{f.name}") for f in fields(Footer)]
 _RAW_ID = cast(RUN.c.run_id, LargeBinary)
@@ -71,9 +68,6 @@ class Store:
         self.path = Path(path) if path is not None else default_path()
         self._engine = file.open_engine(self.path, readonly=readonly)
         self._file = file.identity(self.path)
-        self._extents: dict[int, Extent] = {}
-        self._columns: dict[tuple[int, tuple[int, ...]], TimeColumns] = {}
-        self._lock = threading.Lock()
         self._writer = None if readonly else BatchWriter(self._engine, self.path)
 
     def __enter__(self) -> Store:
@@ -193,41 +187,44 @@ class Store:
 
     def extent(self, run_id: str) -> Extent | None:
         with self._reading() as connection, _undamaged(run_id):
-            return windows.extent(connection, run_id, self._extents)
+            return long.extent(connection, run_id)
 
-    def opening(self, run_id: str, size: Extent, most: int) -> RunWindow:
-        with self._reading() as connection:
-            high = windows.time_of(connection, size, most)
-            return _part(connection, run_id, size, size.start, high)
+    def columns(self, run_id: str, size: Extent) -> tuple[SpanTable, dict[str, Numbers]]:
+        """Return the spans and the rounds of a run."""
+        with self._reading() as connection, _undamaged(run_id):
+            header = _header(_find(connection, run_id, *_HEADER))
+            return long.spans(connection, size.key, header), long.rounds(connection, size.key)
 
-    def part(self, run_id: str, size: Extent, low: int, high: int, most: int) -> RunWindow | None:
-        """Return the rows of the window [low, high] ns; None if it has more than `most` spans."""
-        with self._reading() as connection:
-            if not windows.is_few(connection, size, low, high, most):
+    def opening(self, run_id: str, size: Extent, rounds: int) -> RangeRows:
+        """Return the rows of the run's first rounds."""
+        with self._reading() as connection, _undamaged(run_id):
+            last = long.first_steps(connection, size.key, rounds)
+            return long.rows_of(connection, size.key, _outline(connection, run_id), 0, last)
+
+    def steps(self, run_id: str, first: int, last: int, most: int) -> RangeRows | None:
+        """Return the rows of a range of steps; None if it has more than `most` rounds."""
+        with self._reading() as connection, _undamaged(run_id):
+            key = _find(connection, run_id).id
+            if long.are_many(connection, key, first, last, most):
                 return None
-            return _part(connection, run_id, size, low, high)
+            return long.rows_of(connection, key, _outline(connection, run_id), first, last)
 
-    def bins(self, run_id: str, size: Extent, low: int, high: int, number: int) -> Bins:
-        known = self._columns.get((size.key, size.rows))
-        if known is None:
-            with self._reading() as connection, _undamaged(run_id):
-                known = windows.columns(connection, size.key, size.devices)
-            with self._lock:
-                self._columns[size.key, size.rows] = known
-                while len(self._columns) > KEPT:
-                    del self._columns[next(iter(self._columns))]
-        return windows.bins(known, size, low, high, number)
+    def spans_and_rounds(self, run_id: str) -> Trace:
+        """Return a run without its tokens and decisions."""
+        with self._reading() as connection, _undamaged(run_id):
+            key = _find(connection, run_id).id
+            return long.spans_and_rounds(connection, key, _outline(connection, run_id))
 
     def line(self, run_id: str, size: Extent, sequence: int) -> TokenLine:
         with self._reading() as connection, _undamaged(run_id):
-            return windows.line(connection, size.key, sequence)
+            return long.line(connection, size.key, sequence)
 
     def commits(
         self, run_id: str, size: Extent, sequence: int, first: int, most: int
     ) -> list[tuple[int, Commit]]:
         """Return commits of a sequence, each with the number of the run's commits before it."""
         with self._reading() as connection, _undamaged(run_id):
-            return windows.commits(connection, size.key, sequence, first, most)
+            return long.commits(connection, size.key, sequence, first, most)
 
     def group(self, run_id: str) -> list[str]:
         """Return the ids of the runs compared with this one, its own included, oldest first.
@@ -307,14 +304,10 @@ def _damaged(run_id: str, error: BaseException) -> StoreError:
 
 
 def _read(connection: Connection, run_id: str) -> Trace:
-    row = _find(connection, run_id, *_HEADER, *_FOOTER)
-    trace = Trace(_header(row))
-    for kind, table in schema.ROWS.items():
-        rows = select(*schema.COLUMNS[kind]).where(table.c.run == row.id).order_by(table.c.number)
-        for values in connection.execute(rows).all():
-            trace.add(kind(*values))
-    trace.footer = _footer(row)
-    if trace.footer is None and row.id not in _recorded(connection):
+    trace, key = _outline(connection, run_id), _find(connection, run_id).id
+    for kind in schema.ROWS:
+        long.read(connection, key, trace, kind)
+    if trace.footer is None and key not in _recorded(connection):
         trace.close_incomplete()
     return trace
 
@@ -350,10 +343,10 @@ def _outlines(connection: Connection, ids: Sequence[str]) -> Iterator[Trace]:
             yield trace
 
 
-def _part(connection: Connection, run_id: str, size: Extent, low: int, high: int) -> RunWindow:
-    with _undamaged(run_id):
-        row = _find(connection, run_id, *_HEADER, *_FOOTER)
-        return windows.part(connection, size, low, high, _header(row), _footer(row))
+def _outline(connection: Connection, run_id: str) -> Trace:
+    """Return a run without its rows."""
+    row = _find(connection, run_id, *_HEADER, *_FOOTER)
+    return Trace(_header(row), footer=_footer(row))
 
 
 def _recorded(connection: Connection) -> dict[int, str]:

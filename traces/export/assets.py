@@ -27,7 +27,7 @@ _ORDER = (
     "cards.js",
     "minimap.js",
     "tracks.js",
-    "windows.js",
+    "long.js",
     "pins.js",
     "gantt.js",
     "insets.js",

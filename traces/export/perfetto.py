@@ -64,7 +64,8 @@ def _us(nanoseconds: int) -> float:
 
 def _threads(trace: Trace) -> dict[int, int]:
     ordered = (sorted(spans, key=lambda s: (s.start, s.id)) for spans in by_device(trace).values())
-    return {s.id: lane + 1 for spans in ordered for s, lane in zip(spans, lanes(spans), strict=True)}
+    rows = ((spans, lanes((s.start, s.end) for s in spans)) for spans in ordered)
+    return {s.id: lane + 1 for spans, taken in rows for s, lane in zip(spans, taken, strict=True)}
 
 
 def _names(trace: Trace, pids: dict[str, int], tids: dict[int, int]) -> Iterator[dict[str, Any]]:

@@ -11,10 +11,9 @@ times do not depend on the method. Times are integer nanoseconds since the run's
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from specscope.engine.errors import UsageError
@@ -42,12 +41,16 @@ MOST_WAITS = 2_000_000
 Interval: TypeAlias = tuple[int, int]
 Active: TypeAlias = "Counter[tuple[str, bool]]"
 """(side, whether it moves data) -> the number of devices with such a span."""
+Working: TypeAlias = frozenset[tuple[str, bool]]
+"""The same without the numbers."""
 DRAFTS = frozenset({"draft", "glue", "branch"})
 """Kinds of spans that draft, or that only drafts need."""
 FORWARDS = frozenset({*DRAFTS, "verify", "pre-verify", "calibrate"})
 """Kinds of spans that are forwards while decoding."""
 SCORING = frozenset({"verify", "pre-verify"})
 """Kinds of spans whose forward scores drafts."""
+JUDGED = ("", "discarded", "rejected", "accepted")
+"""Outcomes of the tokens of one draft; the last one that any of them has counts."""
 Clock = Callable[[int], float]
 
 
@@ -167,7 +170,7 @@ def band(trace: Trace) -> list[Band]:
     if not divided(trace):
         return row
     for start, end, _, active in _states(trace):
-        _extend_band(row, start, end, active)
+        _extend_band(row, start, end, _band_kind(_working(active)))
     return row
 
 
@@ -179,16 +182,19 @@ def timeline(trace: Trace) -> Timeline:
     if len(trace.spans) * len(trace.header.devices) > MOST_WAITS:
         raise UsageError(
             f"run {trace.header.run_id} has {len(trace.spans)} spans on {len(trace.header.devices)} devices, too many to "
-            f"show at once (at most {MOST_WAITS} spans x devices); open a window of it in the History"
+            f"show its waits (at most {MOST_WAITS} spans x devices)"
         )
     if not divided(trace):
         return Timeline([], [])
     waits_of: dict[str, list[Wait]] = {d.name: [] for d in trace.header.devices}
     roles = {d.name: d.role for d in trace.header.devices}
     stages, row = _stages(trace), list[Band]()
+    known: dict[Working, tuple[BandKind, dict[str, Reason]]] = {}
     for start, end, work, active in _states(trace):
-        _extend_band(row, start, end, active)
-        reasons: dict[str, Reason] = {role: _reason(role, active) for role in {*roles.values()}}
+        if (working := _working(active)) not in known:
+            known[working] = _band_kind(working), {role: _reason(role, working) for role in {*roles.values()}}
+        kind, reasons = known[working]
+        _extend_band(row, start, end, kind)
         staged = {d for s in work.values() if stages and s for d in stages.get(s.id - s.rank, ())}
         for device, role in roles.items():
             if work.get(device) is not None:
@@ -202,11 +208,16 @@ def timeline(trace: Trace) -> Timeline:
     return Timeline([w for idle in waits_of.values() for w in idle], row)
 
 
-def _extend_band(row: list[Band], start: int, end: int, active: Active) -> None:
-    sides = {side for (side, _), number in active.items() if number}
-    kind: BandKind = (
-        "both" if len(sides) == 2 else "draft" if "drafter" in sides else "target" if sides else "none"
-    )
+def _working(active: Active) -> Working:
+    return frozenset(one for one, number in active.items() if number)
+
+
+def _band_kind(working: Working) -> BandKind:
+    sides = {side for side, _ in working}
+    return "both" if len(sides) == 2 else "draft" if "drafter" in sides else "target" if sides else "none"
+
+
+def _extend_band(row: list[Band], start: int, end: int, kind: BandKind) -> None:
     if row and row[-1].kind == kind:
         row[-1] = Band(kind, row[-1].start, end)
     else:
@@ -257,9 +268,9 @@ def _stages(trace: Trace) -> dict[int, set[str]]:
     return {leader: names for leader, names in devices.items() if len(names) > 1}
 
 
-def _reason(role: str, others: Active) -> Reason:
+def _reason(role: str, others: Working) -> Reason:
     """Return why a device waits that does not work, while others do."""
-    kinds = {"communication" if moves else side for (side, moves), number in others.items() if number}
+    kinds = {"communication" if moves else side for side, moves in others}
     if "drafter" in kinds and role != "drafter":
         return "draft"
     if "target" in kinds and role != "target":
@@ -339,17 +350,17 @@ def busy(trace: Trace) -> dict[str, list[Interval]]:
     return {device: merged((s.start, s.end) for s in spans if s.end > s.start) for device, spans in found}
 
 
-def lanes(spans: Iterable[Span]) -> list[int]:
-    """Return the lane of each span, from 0: the first lane that is free when the span starts.
+def lanes(intervals: Iterable[Interval]) -> list[int]:
+    """Return the lane of each interval, from 0: the first lane that is free when it starts.
 
-    The spans are those of one device, by start.
+    The intervals are the spans of one device, by start.
     """
     free, busy, taken = list[int](), list[tuple[int, int]](), list[int]()
-    for span in spans:
-        while busy and busy[0][0] <= span.start:
+    for start, end in intervals:
+        while busy and busy[0][0] <= start:
             heappush(free, heappop(busy)[1])
         lane = heappop(free) if free else len(busy)
-        heappush(busy, (span.end, lane))
+        heappush(busy, (end, lane))
         taken.append(lane)
     return taken
 
@@ -420,32 +431,9 @@ def sp_degree(trace: Trace) -> int:
 def decoding_clock(trace: Trace) -> Clock:
     """Return the function ns since the run's start -> ms since decoding began, to whole us."""
     start = decode_window(trace)[0]
-    return lambda ns: round((ns - start) / 1e6, 3)
+    return lambda ns: round((ns - start) / 1000) / 1000
 
 
 def working_devices(trace: Trace) -> list[Device]:
     active = {s.device for s in trace.spans if s.kind != "prefill"}
     return [d for d in trace.header.devices if "target" in d.role or d.name in active]
-
-
-class Around(NamedTuple):
-    """What a run has before and after the rows of a part; the default is a whole run.
-
-    Times are nanoseconds since the run's start.
-    """
-
-    commits: int = 0
-    """Number of commits before the first one of the part."""
-    last: Mapping[int, int] = MappingProxyType({})
-    """Time of the last of them, by sequence."""
-    emitted: Mapping[int, int] = MappingProxyType({})
-    """Tokens committed by the rounds before the first one of the part, by sequence."""
-    steps: Mapping[int, tuple[int, int]] = MappingProxyType({})
-    """First and last step of each sequence of the run; empty unless finished ones are still fed."""
-    since: int | None = None
-    """Spans that start before this time may be missing; None if no earlier one is."""
-    until: int | None = None
-    """Spans that start after this time are missing; None if there are none."""
-
-
-WHOLE = Around()

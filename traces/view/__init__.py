@@ -11,19 +11,17 @@ import pkgutil
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
-from inspect import signature
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
-
-from specscope.traces.facts.waiting import WHOLE
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.facts.waiting import Around
 
 View = TypeVar("View")
 Maker = TypeVar("Maker", bound=Callable[..., Any])
+Rows: TypeAlias = Literal["rounds", "spans", "all", "sums"]
+"""Rows of a run: those of a range of rounds, all spans and rounds, all, or all for sums of them."""
 
 
 class Section(NamedTuple):
@@ -31,23 +29,21 @@ class Section(NamedTuple):
 
     title: str
     """Its name in the note about a fault."""
-    make: Callable[..., Any]
-    """Takes the trace, and `around` if it has this parameter."""
+    make: Callable[[Trace], Any]
     one: bool
     """Whether it is one value or null, not a list."""
-    whole: bool
-    """Whether it needs the whole run: empty for a part."""
-    timed: bool
-    """Whether its rows have a time `t`, by which they are cut to a part."""
+    need: Rows
+    """The rows that it is made of; one of a range of rounds is a list."""
     secret: bool
     """Whether it tells texts of the prompt: empty if these are redacted."""
     tokens: Callable[[Any], Iterable[int]]
     """The token ids whose texts it needs."""
 
-    def of(self, trace: Trace, around: Around, *, redacted: bool) -> Any:
-        if (redacted and self.secret) or (self.whole and around is not WHOLE):
+    def of(self, trace: Trace, known: Rows, *, redacted: bool) -> Any:
+        """Return the section of a trace with the `known` rows; empty if it needs others."""
+        if (redacted and self.secret) or known not in ("all", self.need):
             return self.empty()
-        return self.make(trace, *[around] * ("around" in signature(self.make).parameters))
+        return self.make(trace)
 
     def empty(self) -> Any:
         return None if self.one else []
@@ -61,15 +57,14 @@ def section(
     title: str,
     *,
     one: bool = False,
-    whole: bool = False,
-    timed: bool = False,
+    need: Rows = "rounds",
     secret: bool = False,
     tokens: Callable[[Any], Iterable[int]] = lambda _: (),
 ) -> Callable[[Maker], Maker]:
     """Make a function the section `name` of the document; for the others see `Section`."""
 
     def declare(make: Maker) -> Maker:
-        _SECTIONS[name] = Section(title, make, one, whole, timed, secret, tokens)
+        _SECTIONS[name] = Section(title, make, one, need, secret, tokens)
         return make
 
     return declare

@@ -37,7 +37,7 @@ class AuditView(TypedDict):
     """Empty for a run of few tests."""
 
 
-@section("audit", "acceptance audit", one=True, whole=True)
+@section("audit", "acceptance audit", one=True, need="sums")
 def audit_view(*traces: Trace) -> AuditView | None:
     """Return the audit of runs, pooled; None where no chance is known."""
     found = audit(*traces)

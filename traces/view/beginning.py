@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
 
 WHOLE = ("headline", "note")
-"""Of the whole run, as the sections that need it are."""
+"""Of the whole run, as sums over its rows are."""
 
 
 def beginning(trace: Trace, end: int) -> Trace:
@@ -45,7 +45,7 @@ def of_beginning(
 ) -> ViewDocument:
     """Return the document of these runs with the rows until `end` only."""
     cuts = [beginning(trace, end) for trace in traces]
-    whole = [name for name, section in all_sections().items() if section.whole]
+    whole = [name for name, section in all_sections().items() if section.need == "sums"]
     runs = list[RunView]()
     for run, trace, cut in zip(document["runs"], traces, cuts, strict=True):
         found = cast("dict[str, Any]", sections(cut, timeline(cut), redact_prompt, working_devices(trace)))

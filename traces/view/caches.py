@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from specscope.traces.facts.imported import CACHED, origin
 from specscope.traces.facts.padding import finished, rounds_by_step, steps_of
-from specscope.traces.facts.waiting import FORWARDS, WHOLE, Around, decoding_clock
+from specscope.traces.facts.waiting import FORWARDS, decoding_clock
 from specscope.traces.view import section
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
 
 STATES: tuple[str, ...] = (
-    "earlier",
     "valid",
     "new",
     "calibrated",
@@ -40,8 +39,7 @@ STATES: tuple[str, ...] = (
 )
 """The states of rows, in the order shown.
 
-`earlier`: cached before the spans of a part of a run, by forwards that are not known; `valid`:
-cached before the step; `new`: written in it; `calibrated`: written by an exact forward
+`valid`: cached before the step; `new`: written in it; `calibrated`: written by an exact forward
 before a fuzzy draft; `fuzzy`: written by a fuzzy forward; `lost`, `lost-fuzzy`: rolled back after
 the step or in it; `padded`: rows that the vanilla method adds to a batch; `unknown`: rows whose
 origin or fate the trace does not have."""
@@ -60,24 +58,22 @@ class KvCacheView(TypedDict):
     """By state of `STATES`, the rows in each step; states that no step has are left out."""
 
 
-@section("caches", "KV caches")
-def caches(trace: Trace, around: Around = WHOLE) -> list[KvCacheView]:
+@section("caches", "KV caches", need="spans")
+def caches(trace: Trace) -> list[KvCacheView]:
     """Return the caches whose rows the trace determines; none without the rows of each forward.
 
     A model without a forward that found cached rows is left out, as is the drafter of a batch:
-    its spans have the rows of all sequences together. Of a part, steps that reach beyond its spans
-    are left out.
+    its spans have the rows of all sequences together.
     """
     engine = origin(trace.header)
     if engine is not None and (not engine.recorded or CACHED in engine.unknown):
         return []
     if len(trace.header.prompts) > 1:
-        return _batch(trace, around)
+        return _batch(trace)
     fuzzy = {part.span for part in trace.parts}
     slots: dict[tuple[str, str], list[Span]] = {}
     for span in trace.spans:
-        known = around.since is None or span.start >= around.since
-        if known and span.kind in (*FORWARDS, "prefill", "communicate") and span.rank == 0:
+        if span.kind in (*FORWARDS, "prefill", "communicate") and span.rank == 0:
             slots.setdefault((span.model, span.device), []).append(span)
     labels, clock = {d.name: d.label for d in trace.header.devices}, decoding_clock(trace)
     found: list[KvCacheView] = []
@@ -85,14 +81,8 @@ def caches(trace: Trace, around: Around = WHOLE) -> list[KvCacheView]:
         if any(span.context for span in spans):
             spans.sort(key=lambda s: (s.start, s.id))
             groups = _groups(_writing(spans))
-            if around.since is not None:
-                del groups[:1]  # some of its spans may be missing
-            rows = list(_steps(groups, fuzzy, "unknown" if around.since is None else "earlier"))
-            if around.until is not None:
-                del rows[-1:]
-            times = [clock(group[0].start) for group in groups[: len(rows)]]
-            if rows:
-                found.append(_view(labels[device], model, 0, times, rows))
+            times = [clock(group[0].start) for group in groups]
+            found.append(_view(labels[device], model, 0, times, list(_steps(groups, fuzzy))))
     return found
 
 
@@ -113,15 +103,14 @@ def _groups(spans: Iterable[Span]) -> list[list[Span]]:
     return [list(group) for _, group in groupby(spans, key=lambda span: span.step)]
 
 
-def _steps(groups: list[list[Span]], fuzzy: set[int], first: str) -> Iterator[tuple[int, dict[str, int]]]:
+def _steps(groups: list[list[Span]], fuzzy: set[int]) -> Iterator[tuple[int, dict[str, int]]]:
     """Yield (step, rows by state) of one cache.
 
-    `groups` are its forwards by step, `fuzzy` the ids of fuzzy ones; `first` is the provenance of
-    the rows that the first forward found.
+    `groups` are its forwards by step, `fuzzy` the ids of fuzzy ones.
     """
     base = _Rows()
     if groups:
-        base.add(first, groups[0][0].context)
+        base.add("unknown", groups[0][0].context)
     for group, following in zip_longest(groups, groups[1:]):
         base.cut(group[0].context)
         base.fill(group[0].context)
@@ -153,7 +142,7 @@ class _Rows:
     """Cached rows in the order written, by provenance.
 
     A provenance is `new`, `calibrated`, `fuzzy` or `unknown`; before the step, `valid` in place of
-    the first two, or `earlier`.
+    the first two.
     """
 
     def __init__(self) -> None:
@@ -187,8 +176,8 @@ class _Rows:
             self.add("unknown", length - self.length)
 
 
-def _batch(trace: Trace, around: Around) -> list[KvCacheView]:
-    shared = packings(trace, around)
+def _batch(trace: Trace) -> list[KvCacheView]:
+    shared = packings(trace)
     device = {span.id: span.device for span in trace.spans}
     labels = {d.name: d.label for d in trace.header.devices}
     by_sequence: dict[int, list[tuple[PackingView, ShareView]]] = {}
@@ -197,12 +186,8 @@ def _batch(trace: Trace, around: Around) -> list[KvCacheView]:
             by_sequence.setdefault(share["sequence"], []).append((packing, share))
     found: list[KvCacheView] = []
     for sequence, own in sorted(by_sequence.items()):
-        rows = list(_shares(own))
-        if around.until is not None:
-            del own[-1:], rows[-1:]
-        if own:
-            label = labels[device[own[0][0]["span"]]]
-            found.append(_view(label, "target", sequence, [p["t"] for p, _ in own], rows))
+        label = labels[device[own[0][0]["span"]]]
+        found.append(_view(label, "target", sequence, [p["t"] for p, _ in own], list(_shares(own))))
     return found
 
 
@@ -253,24 +238,24 @@ class PackingView(TypedDict):
     shares: list[ShareView]
 
 
-@section("packings", "batches")
-def packings(trace: Trace, around: Around = WHOLE) -> list[PackingView]:
+@section("packings", "batches", need="spans")
+def packings(trace: Trace) -> list[PackingView]:
     """Return the batches whose padding the trace determines; none of another engine or program."""
     if origin(trace.header) is not None:
         return []
     clock, times = decoding_clock(trace), {r.step: r.time for r in trace.rounds}
     return [
         {"step": step, "span": span, "t": clock(times[step]), "shares": shares}
-        for step, span, shares in _forwards(trace, around)
+        for step, span, shares in _forwards(trace)
     ]
 
 
-def _forwards(trace: Trace, around: Around) -> Iterator[tuple[int, int, list[ShareView]]]:
+def _forwards(trace: Trace) -> Iterator[tuple[int, int, list[ShareView]]]:
     spans = {s.id: s for s in trace.spans}
     prompts = {s.id for s in trace.spans if s.kind == "prefill"}
     fed = trace.header.config.get("feed_finished")
-    ended = finished(trace, around.steps or steps_of(trace)) if fed else {}
-    lengths = [len(ids) + around.emitted.get(i, 0) for i, ids in enumerate(trace.header.prompt_ids)]
+    ended = finished(trace, steps_of(trace)) if fed else {}
+    lengths = [len(ids) for ids in trace.header.prompt_ids]
     for step, every in sorted(rounds_by_step(trace).items()):
         rounds = [r for r in every if r.span not in prompts]  # without the first tokens under load
         span = spans.get(rounds[0].span) if rounds else None

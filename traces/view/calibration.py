@@ -41,7 +41,7 @@ class CalibrationView(TypedDict):
     bins: BinColumns
 
 
-@section("calibration", "calibration", whole=True)
+@section("calibration", "calibration", need="sums")
 def calibration_views(trace: Trace) -> list[CalibrationView]:
     """Return all places together, then each place; empty if no q is recorded."""
     return [_view(one) for one in calibrations(trials(trace))]

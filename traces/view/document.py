@@ -13,10 +13,10 @@ from specscope.traces.facts.imported import is_timed, origin, with_unknown
 from specscope.traces.facts.metrics import Metrics, measure, speedup
 from specscope.traces.facts.places import has_trees
 from specscope.traces.facts.settings import config_text, drafter_text, planned_text, policy_text, shown_config
-from specscope.traces.facts.waiting import WHOLE, Around, Timeline, decoding_clock, timeline, working_devices
+from specscope.traces.facts.waiting import Timeline, decoding_clock, timeline, working_devices
 from specscope.traces.judge.race import Racer, Spread, race_line, racers_of, spread, winners
 from specscope.traces.judge.verdict import RunVerdict, verdict
-from specscope.traces.view import all_sections
+from specscope.traces.view import Rows, all_sections
 from specscope.traces.view.aligned import AlignedView, aligned, equal_tokens
 from specscope.traces.view.audit import AuditView
 from specscope.traces.view.best import BestView, best_view
@@ -134,14 +134,19 @@ class TimeAxis(TypedDict):
     max: float
 
 
-class ViewDocument(TypedDict):
-    """Everything that the viewer shows."""
+class DocumentFrame(TypedDict):
+    """What the runs of a document share."""
 
     model: int
     state: str
     """`empty` without runs, `live` while one of them is in progress, else `ready`."""
     axis: TimeAxis
     clocks: list[str]
+
+
+class ViewDocument(DocumentFrame):
+    """Everything that the viewer shows."""
+
     figures: list[FigureView]
     aligned: list[AlignedView]
     """For each sequence of the first run; empty for a single run."""
@@ -185,17 +190,23 @@ def view_model(
         for i, trace in enumerate(traces)
     ]
     return {
-        "model": VERSION,
-        "state": _state(traces),
-        "axis": {
-            "min": min((r["from"] for r in runs), default=0.0),
-            "max": max((r["to"] for r in runs), default=0.0),
-        },
-        "clocks": sorted({t.header.clock for t in traces}),
+        **frame(runs, _state(traces)),
         "figures": figure_rows(batches=any(run["batch"] > 1 for run in runs)),
         "aligned": aligned(traces),
         "race": race_line(racers),
         "runs": runs,
+    }
+
+
+def frame(runs: Sequence[Mapping[str, Any]], state: str) -> DocumentFrame:
+    return {
+        "model": VERSION,
+        "state": state,
+        "axis": {
+            "min": min((r["from"] for r in runs), default=0.0),
+            "max": max((r["to"] for r in runs), default=0.0),
+        },
+        "clocks": sorted({r["badge"] for r in runs}),
     }
 
 
@@ -237,9 +248,9 @@ def sections(
     known: Timeline,
     redact_prompt: bool,
     devices: Sequence[Device] | None = None,
-    around: Around = WHOLE,
+    rows: Rows = "all",
 ) -> Sections:
-    """Return what the viewer draws of a run, or of a part of it.
+    """Return what the viewer draws of a run of which the trace has these rows.
 
     Without `devices`, `working_devices(trace)` get a track.
     """
@@ -247,7 +258,7 @@ def sections(
     views, failed = dict[str, Any](), list[str]()
     for name, section in all_sections().items():
         try:
-            views[name] = section.of(trace, around, redacted=redact_prompt)
+            views[name] = section.of(trace, rows, redacted=redact_prompt)
         except SpecScopeError:
             raise
         except Exception as error:  # noqa: BLE001 - a fault of one view leaves out this view only

@@ -30,7 +30,7 @@ class ExpertsView(TypedDict):
     ms: float
 
 
-@section("experts", "experts", whole=True)
+@section("experts", "experts", need="sums")
 def experts(trace: Trace) -> list[ExpertsView]:
     spans = {span.id: span for span in trace.spans if span.rows > 0 and span.outcome == "done"}
     labels = {device.name: device.label for device in trace.header.devices}

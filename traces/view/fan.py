@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from specscope.traces.facts.forks import lookups
 from specscope.traces.facts.places import NO_NODE
-from specscope.traces.facts.waiting import WHOLE, Around, decoding_clock
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import columns_of, section
 from specscope.traces.view.tokens import short
 
@@ -64,15 +64,15 @@ def _ids(rows: Iterable[FanView]) -> Iterator[int]:
 
 
 @section("fans", "speculation cache", tokens=_ids)
-def fans(trace: Trace, around: Around = WHOLE) -> list[FanView]:
-    """Return the rounds with branches. Of a part, the last round is left out if none follows it."""
+def fans(trace: Trace) -> list[FanView]:
+    """Return the rounds with branches."""
     following = {(one.round.sequence, one.round.step): one.following for one in lookups(trace)}
     branches, drafts = _by_round(trace.forks), _by_round(trace.decisions)
     spans = _by_round([s for s in trace.spans if s.kind == "branch" and s.rank == 0])
     clock, found = decoding_clock(trace), list[FanView]()
     for r in trace.rounds:
         key = r.sequence, r.step
-        if key in branches and (around.until is None or key in following):
+        if key in branches:
             more = following.get(key), drafts.get(key, []), spans.get(key, [])
             found.append(_fan(r, clock(r.time), branches[key], *more))
     return found
@@ -110,7 +110,7 @@ def _fan(
     }
 
 
-@section("hits", "hits by place", whole=True)
+@section("hits", "hits by place", need="sums")
 def hits(trace: Trace) -> list[PlaceView]:
     counts: dict[int, list[bool]] = {}
     for one in lookups(trace):

@@ -43,7 +43,7 @@ class ForecastSum(TypedDict):
     accepted: int
 
 
-@section("forecasts", "suffix trees", timed=True)
+@section("forecasts", "suffix trees")
 def forecasts(trace: Trace) -> list[ForecastView]:
     clock = decoding_clock(trace)
     judged = {(r.sequence, r.step): r for r in trace.rounds}
@@ -62,7 +62,7 @@ def forecasts(trace: Trace) -> list[ForecastView]:
     ]
 
 
-@section("forecast_sums", "sums of suffix trees", whole=True)
+@section("forecast_sums", "sums of suffix trees", need="sums")
 def forecast_sums(trace: Trace) -> list[ForecastSum]:
     return sums_of(forecasts(trace))
 

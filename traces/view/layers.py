@@ -54,7 +54,7 @@ class LayersView(TypedDict):
     rounds: list[FuzzyDraftView]
 
 
-@section("layers", "layers", one=True)
+@section("layers", "layers", one=True, need="spans")
 def layers(trace: Trace) -> LayersView | None:
     parts: dict[int, list[Part]] = {}
     for part in trace.parts:

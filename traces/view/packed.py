@@ -6,13 +6,18 @@ would be three times as large. Columns hold the same values:
 
 - a list of objects is `{"rows": n, "columns": {field: column}, "absent": {field: [row, ...]}}`;
 - a list of tuples is `{"rows": n, "tuples": [column, ...]}`;
-- a column is a list of values, or `{"names": [...], "codes": [...]}` if it holds texts.
+- a column of numbers is `{"type": "Int16", "data": base64, "per": n}`: the bytes of a typed array,
+  whose numbers are divided by n;
+- a column of texts is `{"names": [...], "codes": column}`; another column is a list of values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
 
 from specscope.engine.trace.events import Commit, Span
 from specscope.traces.view import columns_of
@@ -21,10 +26,13 @@ from specscope.traces.view.tokens import CommitView, commit_view
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
     from specscope.engine.trace.events import Event
     from specscope.traces.view.document import ViewDocument
 
-OBJECTS = ("tokens", "ghosts", "rounds", "lengths")
+_TYPES = {"Int8": ("<i1", 7), "Int16": ("<i2", 15), "Int32": ("<i4", 31), "Float64": ("<f8", 1024)}
+"""Types of JavaScript's arrays: numpy's name, and the bits of the largest number."""
 
 
 def packed(document: ViewDocument | Mapping[str, Any]) -> dict[str, Any]:
@@ -32,17 +40,15 @@ def packed(document: ViewDocument | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def packed_run(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **run,
-        **{name: _objects(run[name]) for name in OBJECTS},
-        "band": _tuples(run["band"]),
-        "tracks": [_track(track) for track in run["tracks"]],
-    }
+    """Return a run, or those of its sections that are given."""
+    return {name: _FORMS[name](value) if name in _FORMS else value for name, value in run.items()}
 
 
 def _track(track: Mapping[str, Any]) -> dict[str, Any]:
-    spans = {name: _column(values) for name, values in track["spans"].items()}
-    return {**track, "spans": spans, "waits": _tuples(track["waits"])}
+    found = {**track, "waits": _tuples(track["waits"])}
+    if "spans" in track:
+        found["spans"] = {name: _column(values) for name, values in track["spans"].items()}
+    return found
 
 
 def _objects(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -61,11 +67,37 @@ def _tuples(rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
 
 
 def _column(values: Sequence[Any]) -> Any:
-    if not any(isinstance(value, str) for value in values):
-        return list(values)
-    codes: dict[Any, int] = {}
-    numbers = [codes.setdefault(value, len(codes)) for value in values]
-    return {"names": list(codes), "codes": numbers}
+    kinds = {type(value) for value in values}
+    if str in kinds:
+        codes: dict[Any, int] = {}
+        numbers = [codes.setdefault(value, len(codes)) for value in values]
+        return {"names": list(codes), "codes": numeric(np.array(numbers))}
+    return _numbers(values) if kinds and kinds <= {int, float} else list(values)
+
+
+def _numbers(values: Sequence[float]) -> Any:
+    """Return a column of numbers; times, which are whole us, become integers."""
+    column = np.array(values)
+    if column.dtype.kind == "f":
+        whole = np.rint(1000 * column)
+        if (np.abs(whole) < 2**53).all() and (whole / 1000 == column).all():
+            return numeric(whole.astype(np.int64), per=1000)
+    return numeric(column) if column.dtype.kind in "if" and np.isfinite(column).all() else list(values)
+
+
+def numeric(column: NDArray[Any], *, per: int = 1) -> dict[str, Any]:
+    """Return a packed column of finite numbers, in the smallest type that holds them."""
+    most = int(np.abs(column).max(initial=0)) if column.dtype.kind == "i" else 2**31
+    name = next((name for name, (_, bits) in _TYPES.items() if most < 2**bits), "Float64")
+    data = column.astype(_TYPES[name][0]).tobytes()
+    return {"type": name, "data": b64encode(data).decode(), "per": per}
+
+
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("tokens", "ghosts", "rounds", "lengths"), _objects),
+    "band": _tuples,
+    "tracks": lambda tracks: [_track(track) for track in tracks],
+}
 
 
 class NewSpans(TypedDict):

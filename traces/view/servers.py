@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.facts.waiting import SCORING, WHOLE, Around, decoding_clock, preempted, side
+from specscope.traces.facts.waiting import SCORING, decoding_clock, preempted, side
 from specscope.traces.view import section
 from specscope.traces.view.tracks import span_fates
 
@@ -53,8 +53,8 @@ class ServersView(TypedDict):
     """(ms, position, fate) of every drafted token."""
 
 
-@section("pool", "target servers", one=True)
-def server_pool(trace: Trace, around: Around = WHOLE) -> ServersView | None:
+@section("pool", "target servers", one=True, need="all")
+def server_pool(trace: Trace) -> ServersView | None:
     """Return the pool of a run on one sequence; None for a single server that preempted nothing."""
     forwards = _forwards(trace)
     used = {s.device for s in forwards}
@@ -63,7 +63,7 @@ def server_pool(trace: Trace, around: Around = WHOLE) -> ServersView | None:
         return None
     return {
         "servers": [{"device": d.name, "label": d.label} for d in servers],
-        "forwards": _columns(trace, forwards, servers, around.commits),
+        "forwards": _columns(trace, forwards, servers),
         "drafts": _drafts(trace),
     }
 
@@ -73,13 +73,13 @@ def _forwards(trace: Trace) -> list[Span]:
     return sorted(scoring, key=lambda s: s.id)
 
 
-def _columns(trace: Trace, forwards: list[Span], servers: list[Device], earlier: int) -> ForwardColumns:
+def _columns(trace: Trace, forwards: list[Span], servers: list[Device]) -> ForwardColumns:
     clock, prompt = decoding_clock(trace), len(trace.header.prompt_ids[0])
     places = {d.name: i for i, d in enumerate(servers)}
     emitted = {r.span: 0 for r in trace.rounds}
     for r in trace.rounds:
         emitted[r.span] += r.emitted
-    first, own, last = _positions(trace, forwards, prompt, earlier)
+    first, own, last = _positions(trace, forwards, prompt)
     return {
         "id": [s.id for s in forwards],
         "server": [places[s.device] for s in forwards],
@@ -93,17 +93,15 @@ def _columns(trace: Trace, forwards: list[Span], servers: list[Device], earlier:
     }
 
 
-def _positions(
-    trace: Trace, forwards: list[Span], prompt: int, earlier: int
-) -> tuple[list[int], list[int], list[int]]:
-    """Return the columns `first`, `own` and `last`; `earlier` commits are not in the trace."""
+def _positions(trace: Trace, forwards: list[Span], prompt: int) -> tuple[list[int], list[int], list[int]]:
+    """Return the columns `first`, `own` and `last`."""
     commits = [c.step for c in trace.commits]
     turns = sorted(c.step for c in trace.commits if c.origin != "accepted")
     reached: dict[int, int] = {}
     first, own, last = list[int](), list[int](), list[int]()
     for span in forwards:
         end, turn = span.context + span.rows - prompt, bisect_left(turns, span.step)
-        begin = min(end, max(span.context + 1 - prompt, earlier + bisect_left(commits, span.step)))
+        begin = min(end, max(span.context + 1 - prompt, bisect_left(commits, span.step)))
         first.append(begin)
         own.append(min(end, max(begin, reached.get(turn, begin))))
         last.append(end)

@@ -18,15 +18,15 @@ from specscope.traces.facts import waiting
 from specscope.traces.facts.imported import SPANS_OF_DRAFTS, origin
 from specscope.traces.facts.metrics import measured_occupancy
 from specscope.traces.facts.requests import load_of, requests
-from specscope.traces.facts.waiting import decoding_clock, lanes, useful_glue, working_devices
+from specscope.traces.facts.waiting import JUDGED, decoding_clock, lanes, useful_glue, working_devices
 from specscope.traces.view import columns_of, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specscope.engine.trace.events import Device, Occupancy
+    from specscope.engine.trace.events import Device, Header, Occupancy
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.facts.waiting import Clock, Wait
+    from specscope.traces.facts.waiting import Wait
 
 METERS = {"cpu": ("whole core", "psutil"), "cuda": ("whole card", "NVML")}
 """What is measured by a device's kind, by all programs, and by what; on Ray a worker's own time."""
@@ -83,14 +83,8 @@ class TrackView(TypedDict):
 
 
 def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None = None) -> list[TrackView]:
-    clock, fates, spans = decoding_clock(trace), span_fates(trace), waiting.by_device(trace)
-    idle: dict[str, list[Wait]] = defaultdict(list)
-    samples: dict[str, list[Occupancy]] = defaultdict(list)
-    for wait in waits:
-        idle[wait.device].append(wait)
-    for sample in trace.occupancy:
-        samples[sample.device].append(sample)
-    busy, rows = measured_occupancy(trace), list[TrackView]()
+    fates, spans, idle = span_fates(trace), waiting.by_device(trace), waits_of(trace, waits)
+    loads, rows = measured(trace), list[TrackView]()
     sides = waiting.divided(trace) and SERVER not in trace.header.environment
     for device in working_devices(trace) if devices is None else devices:
         own = sorted(spans.get(device.name, ()), key=lambda s: (s.start, s.end, s.id))
@@ -102,13 +96,19 @@ def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None
                 "role": device.role if sides else UNDIVIDED,
                 "lanes": max(columns["lane"], default=0) + 1,
                 "spans": columns,
-                "waits": [(clock(w.start), clock(w.end), w.reason) for w in idle[device.name]],
-                "measured": _measured(
-                    _label_of_load(trace, device), samples[device.name], busy.get(device.name), clock
-                ),
+                "waits": idle[device.name],
+                "measured": loads.get(device.name),
             }
         )
     return rows
+
+
+def waits_of(trace: Trace, waits: Sequence[Wait]) -> dict[str, list[tuple[float, float, str]]]:
+    """Return the waits of each device as a track has them."""
+    clock, idle = decoding_clock(trace), defaultdict[str, "list[tuple[float, float, str]]"](list)
+    for wait in waits:
+        idle[wait.device].append((clock(wait.start), clock(wait.end), wait.reason))
+    return idle
 
 
 def _label(trace: Trace, device: Device) -> str:
@@ -125,20 +125,22 @@ def _columns(trace: Trace, spans: list[Span], fates: dict[int, str]) -> BatchedC
         spans,
         start=[clock(s.start) for s in spans],
         end=[clock(s.end) for s in spans],
-        lane=lanes(spans),
+        lane=lanes((s.start, s.end) for s in spans),
         fate=[fates[s.id] for s in spans],
     )
-    load = load_of(trace.header)
+    batch = batches(trace.header, columns["kind"], columns["step"])
+    return {**columns} if batch is None else {**columns, "batch": batch}
+
+
+def batches(header: Header, kinds: Sequence[str], steps: Sequence[int]) -> list[int] | None:
+    """Return which of MineDraft's batches each span works for: they take turns at each step."""
+    load = load_of(header)
     if load is None or load.policy != MINEDRAFT:
-        return {**columns}
-    return {**columns, "batch": [_batch(span) for span in spans]}
-
-
-def _batch(span: Span) -> int:
-    """Return which of MineDraft's batches a span works for: they take turns at each step."""
-    if span.kind not in ("draft", "verify"):
-        return -1
-    return (span.step + (span.kind == "draft")) % 2  # a draft is verified in the next step
+        return None
+    return [
+        (step + (kind == "draft")) % 2 if kind in ("draft", "verify") else -1  # a draft is verified next
+        for kind, step in zip(kinds, steps, strict=True)
+    ]
 
 
 def span_fates(trace: Trace) -> dict[int, str]:
@@ -148,24 +150,30 @@ def span_fates(trace: Trace) -> dict[int, str]:
     of its tokens was accepted; `cancelled`; `open`: its draft is not decided yet; `unknown`: a
     draft of another engine or program without decisions.
     """
-    order = {"accepted": 3, "rejected": 2, "discarded": 1}
+    order = {name: i for i, name in enumerate(JUDGED)}
     best = dict.fromkeys(useful_glue(trace), "accepted")
     for d in trace.decisions:
         if d.draft_span >= 0 and order.get(d.outcome, 0) > order.get(best.get(d.draft_span, ""), 0):
             best[d.draft_span] = d.outcome
-    undecided, found = "open" if trace.status == "running" else "discarded", origin(trace.header)
+    open_fate = undecided(trace)
+    return {s.id: fate(s.kind, s.outcome, best.get(s.id - s.rank, ""), open_fate) for s in trace.spans}
+
+
+def fate(kind: str, outcome: str, judged: str, undecided: str) -> str:
+    """Return the fate of a span; `judged` is the best outcome of its tokens, empty without one."""
+    if outcome == "cancelled":
+        return "cancelled"
+    if kind not in waiting.DRAFTS or judged == "accepted":
+        return "kept"
+    return judged or undecided
+
+
+def undecided(trace: Trace) -> str:
+    """Return the fate of drafts without decisions."""
+    found = origin(trace.header)
     if found is not None and (not found.recorded or SPANS_OF_DRAFTS in found.unknown):
-        undecided = "unknown"
-
-    def fate(span: Span) -> str:
-        if span.outcome == "cancelled":
-            return "cancelled"
-        if span.kind not in waiting.DRAFTS:
-            return "kept"
-        outcome = best.get(span.id - span.rank, undecided)
-        return "kept" if outcome == "accepted" else outcome
-
-    return {span.id: fate(span) for span in trace.spans}
+        return "unknown"
+    return "open" if trace.status == "running" else "discarded"
 
 
 def _label_of_load(trace: Trace, device: Device) -> str:
@@ -174,19 +182,25 @@ def _label_of_load(trace: Trace, device: Device) -> str:
     return f"{what} ({meter})" if meter else what
 
 
-def _measured(
-    label: str, samples: Sequence[Occupancy], busy: float | None, clock: Clock
-) -> MeasuredView | None:
-    if not samples:
-        return None
-    powers = [o.power for o in samples if o.power is not None]
-    return {
-        "label": label,
-        "samples": [(clock(o.time), o.busy, o.memory, o.power) for o in samples],
-        "busy": busy,
-        "memory": max(o.memory for o in samples),
-        "power": fmean(powers) if powers else None,
-    }
+def measured(trace: Trace) -> dict[str, MeasuredView]:
+    """Return the loads of the devices that have samples."""
+    samples: dict[str, list[Occupancy]] = {}
+    for sample in trace.occupancy:
+        samples.setdefault(sample.device, []).append(sample)
+    busy, clock = measured_occupancy(trace), decoding_clock(trace)
+    found = dict[str, MeasuredView]()
+    for device in trace.header.devices:
+        own = samples.get(device.name, ())
+        powers = [o.power for o in own if o.power is not None]
+        if own:
+            found[device.name] = {
+                "label": _label_of_load(trace, device),
+                "samples": [(clock(o.time), o.busy, o.memory, o.power) for o in own],
+                "busy": busy.get(device.name),
+                "memory": max(o.memory for o in own),
+                "power": fmean(powers) if powers else None,
+            }
+    return found
 
 
 class ShareOfTime(TypedDict):

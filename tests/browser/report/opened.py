@@ -96,7 +96,7 @@ def bar_of(page, run, span):
     frame, (low, high) = page.locator(".ss-plot").bounding_box(), window(page)
     start, end, y = page.evaluate(
         """([text, run, span]) => {
-            const model = JSON.parse(text);
+            const model = SpecScope.unpack(JSON.parse(text));
             const track = model.runs[run].tracks.findIndex((t) => t.spans.id.includes(span));
             const spans = model.runs[run].tracks[track].spans;
             const at = spans.id.indexOf(span);

@@ -1,4 +1,4 @@
-"""Long runs in the page: a part of each at once, then the windows that the timeline shows."""
+"""Long runs in the page: their spans and some rounds at once, then the rounds that it shows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from functools import cache
 from typing import Any
 
 from specscope.app.jobs.service import Service
+from specscope.app.jobs.stored import store_of
 from specscope.engine.errors import UsageError, shown
+from specscope.traces.database.long import Extent, TokenLine
 from specscope.traces.database.store import Store
-from specscope.traces.database.windows import Extent, TokenLine
 from specscope.traces.view.aligned import (
     AlignedOutput,
     AlignedPart,
@@ -18,21 +19,19 @@ from specscope.traces.view.aligned import (
     aligned_rows,
     aligned_tokens,
 )
-from specscope.traces.view.packed import packed, packed_run
-from specscope.traces.view.part import bins_view, part_document, part_sections
+from specscope.traces.view.long import long_document, long_run, range_view, spans_view
 
 LONG = 1000
 """Most spans of runs whose whole document is made at once, in about 0.15 s."""
 MOST_ANALYSED = 20_000
 """Most spans of runs whose analysis is made when they are opened, in a few seconds."""
-OPENING = 300
-"""About how many spans the first part of a document has, over all runs."""
-MOST_SPANS = 1200
-"""Most spans of a part of one run; the timeline merges spans of less than two pixels anyway."""
-MOST_BINS = 2000
+OPENING = 40
+"""Rounds whose tokens the first document has, over all runs."""
+MOST_ROUNDS = 1000
+"""Most rounds of a range."""
 MOST_RUNS = 8
 FURTHEST = 1e12
-"""Largest time of a window in ms: 30 years."""
+"""Largest time of a window in ms, 30 years, and largest step."""
 
 
 def long_runs(store: Store | None, ids: Sequence[str]) -> list[Extent] | None:
@@ -43,8 +42,8 @@ def long_runs(store: Store | None, ids: Sequence[str]) -> list[Extent] | None:
     return sizes if len(sizes) == len(ids) and sum(size.spans for size in sizes) > LONG else None
 
 
-class Windows:
-    """Parts and bins of stored runs; safe to use from several threads."""
+class LongRuns:
+    """Documents of long stored runs; safe to use from several threads."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -59,53 +58,45 @@ class Windows:
         sizes = long_runs(store, ids)
         if store is None or sizes is None:
             return None
-        share = OPENING // len(ids)
-        parts = [(store.opening(run, size, share), size) for run, size in zip(ids, sizes, strict=True)]
-        return packed(part_document(parts))
+        share = max(1, OPENING // len(ids))
+        runs = (
+            long_run(size, store.opening(run, size, share), *store.columns(run, size))
+            for run, size in zip(ids, sizes, strict=True)
+        )
+        return long_document([*runs])
 
-    def window(
-        self, name: str, low: float, high: float, margin: float, bins: int, *, rows: bool = True
-    ) -> dict[str, Any]:
-        """Return a window of a run: `part`, its rows, or `bins` if it has too many.
+    def spans(self, name: str) -> dict[str, Any]:
+        """Return what the spans of a run show, without its tokens."""
+        return spans_view(store_of(self._service).spans_and_rounds(self._id(name)))
 
-        Times are ms of the document; `margin` on either side is read, too, where the rows are few.
-        """
-        size, store = self._size(name), self._service.store
-        if size is None or store is None:
-            raise UsageError(f"run {shown(name)} is not stored or has not ended; open it whole")
-        if not (-FURTHEST < low < high < FURTHEST and 0 <= margin < FURTHEST and 1 <= bins <= MOST_BINS):
-            raise UsageError(
-                f"window {low:g} to {high:g} ms with margin {margin:g} in {bins} bins is not valid; "
-                f"it needs a start before its end and 1 to {MOST_BINS} bins"
-            )
-        run = self._id(name)
-        start, end = (_ns(t, size) for t in (low - margin, high + margin))
-        whole = start <= size.start and end >= size.end
-        windows = [(_ns(low, size), _ns(high, size))]
-        if not whole or size.spans <= MOST_SPANS:
-            windows.insert(0, (start, end))
-        for window in windows if rows else []:
-            if (found := store.part(run, size, *window, MOST_SPANS)) is not None:
-                return packed_run(part_sections(found, size))
-        return {"bins": bins_view(store.bins(run, size, start, end, bins), size)}
+    def rounds(self, name: str, first: int, last: int) -> dict[str, Any]:
+        """Return the tokens and decisions of a range of steps of a run."""
+        if not 0 <= first <= last < FURTHEST:
+            raise UsageError(f"steps {first} to {last} are not a range; the first one is at least 0")
+        found = store_of(self._service).steps(self._id(name), first, last, MOST_ROUNDS)
+        if found is None:
+            raise UsageError(f"steps {first} to {last} have more than {MOST_ROUNDS} rounds; ask for fewer")
+        return range_view(found)
 
     def aligned(self, names: str, sequence: int, low: float, high: float) -> AlignedPart:
         """Return the tokens of the first run in a window (ms), and the others' same tokens."""
         ids = [name.split("~")[0] for name in names.split(",") if name][: MOST_RUNS + 1]
         if len(ids) > MOST_RUNS:
             raise UsageError(f"more than {MOST_RUNS} runs are requested; choose fewer")
-        sizes, store = [self._size(name) for name in ids], self._service.store
-        runs = [(self._id(name), size) for name, size in zip(ids, sizes, strict=True) if size is not None]
-        if store is None or not runs or len(runs) < len(ids):
-            raise UsageError(f"one of {shown(names)} is not stored or has not ended; open the runs whole")
+        runs = [(self._id(name), self._size(name)) for name in ids]
+        if not runs:
+            raise UsageError("0 runs are requested; choose at least one")
         if not -FURTHEST < low < high < FURTHEST:
             raise UsageError(f"window {low:g} to {high:g} ms is not valid; it needs a start before its end")
         first = runs[0][1]
-        return aligned_part(store, runs, sequence, _ns(low, first), _ns(high, first))
+        return aligned_part(store_of(self._service), runs, sequence, _ns(low, first), _ns(high, first))
 
-    def _size(self, name: str) -> Extent | None:
+    def _size(self, name: str) -> Extent:
         store = self._service.store
-        return None if store is None else store.extent(self._id(name))
+        size = None if store is None else store.extent(self._id(name))
+        if size is None:
+            raise UsageError(f"run {shown(name)} is not stored or has not ended; open it whole")
+        return size
 
     def _id(self, name: str) -> str:
         run = self._service.find(name)
