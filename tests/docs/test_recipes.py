@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -56,6 +57,13 @@ METHODS_SHOWN = re.findall(r"^```python\n(.*?)^```", recipe("method"), re.MULTIL
 
 def test_the_recipe_has_a_method_with_and_one_without_a_drafter():
     assert ['uses=("target",)' in text for text in METHODS_SHOWN] == [False, True]
+
+
+@pytest.mark.parametrize("text", METHODS_SHOWN, ids=["drafter", "copy"])
+def test_the_methods_of_the_recipe_pass_the_lint(text):
+    lint = [sys.executable, "-m", "ruff", "check", "--stdin-filename", "engine/methods/recipe.py", "-"]
+    found = subprocess.run(lint, input=text, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
 
 
 @pytest.mark.parametrize("text", METHODS_SHOWN, ids=["drafter", "copy"])

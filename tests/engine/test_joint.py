@@ -10,6 +10,7 @@ from specscope.engine.drafting import schedule
 from specscope.engine.drafting.admission import Costs
 from specscope.engine.drafting.schedule import Ask
 from specscope.engine.drafting.suffix import Finished
+from specscope.engine.methods import METHODS as REGISTERED
 from specscope.engine.run.lengths import RoundLengths
 from specscope.engine.run.policies import LENGTHS
 from specscope.engine.run.run import Racing
@@ -363,6 +364,12 @@ def test_other_worlds_have_the_targets_distribution(name):
 
 ALL = {config: configured(config.split(" ", 1)[1]) for config in METHODS}
 ALL |= {"most probable": top_tree(2, 2), "reported as sampled": top_tree(2, 2, as_sampled=True)}
+
+
+def test_every_method_is_enumerated():
+    assert {config.split()[1] for config in METHODS} == {*REGISTERED}, (
+        "add the missing ones to toy_methods.py"
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
