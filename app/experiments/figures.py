@@ -14,7 +14,7 @@ from specscope.engine.trace.trace import Trace
 from specscope.traces.facts.comparable import batch_size, comparisons
 from specscope.traces.facts.forks import lookups
 from specscope.traces.facts.metrics import measure
-from specscope.traces.facts.places import has_trees, per_level_of
+from specscope.traces.facts.places import has_trees, per_level
 from specscope.traces.facts.settings import config_text, shown_config
 from specscope.traces.judge.health import health
 from specscope.traces.judge.verdict import wrong_drafter
@@ -129,7 +129,7 @@ def pooled(runs: list[Trace]) -> dict[str, Any]:
         "rollback_rate": None if drafted is None or accepted is None else _ratio(drafted - accepted, drafted),
         "accepted_per_round": _ratio(sum(judging), len(judging)),
         "hit_rate": _ratio(sum(hits), len(hits)),
-        "per_level": [asdict(level) for level in per_level_of(runs)],
+        "per_level": [asdict(level) for level in per_level(*runs)],
         "trees": any(has_trees(t.decisions) for t in runs),
         "tokens": tokens,
         "target_forwards": forwards,
@@ -166,5 +166,5 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 
 def advice_on(runs: Sequence[Trace], draft_forwards: int) -> str | None:
     """Return that a method's drafter is often wrong, and which one is wrong less often."""
-    text = wrong_drafter(runs[0].header, draft_forwards, per_level_of(runs))
+    text = wrong_drafter(runs[0].header, draft_forwards, per_level(*runs))
     return f"{text} The option is --drafter int4." if text else None

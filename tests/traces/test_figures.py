@@ -84,7 +84,7 @@ def agree(trace, m):
     if m.acceptance_rate_tested is not None:
         assert (m.acceptance_rate or 0) <= m.acceptance_rate_tested <= level_rate(m.per_level) + 1e-9
         chain = not has_trees(trace.decisions)
-        assert not chain or first_rate(trace.decisions) == pytest.approx(m.acceptance_rate_tested)
+        assert not chain or first_rate(trace) == pytest.approx(m.acceptance_rate_tested)
     assert (m.preempted_device_seconds or 0) <= (m.wasted_device_seconds or 0) + 1e-12
     if not m.drafted and len(trace.header.prompts) == 1 and m.target_forwards and trace.status == "done":
         assert m.tokens_per_target_forward == 1

@@ -23,7 +23,7 @@ from specscope.traces.view.aligned import aligned
 from specscope.traces.view.document import view_model
 from specscope.traces.view.fan import fans, hits
 from specscope.traces.view.forecasts import forecasts
-from specscope.traces.view.forks import with_forks
+from specscope.traces.view.forks import trees_and_forks
 from specscope.traces.view.lengths import lengths
 from specscope.traces.view.ngrams import ngrams, sources
 from specscope.traces.view.packed import packed
@@ -65,7 +65,7 @@ def test_any_trace_has_its_trees(trace):
         size = len(tree["nodes"]["parent"])
         assert {len(column) for column in tree["nodes"].values()} == {size}
         assert all(-1 <= p < size for p in tree["nodes"]["parent"])
-    assert sorted(by_branch(trace.decisions), key=repr) == sorted(trace.decisions, key=repr)
+    assert sorted(by_branch(trace), key=repr) == sorted(trace.decisions, key=repr)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def forked() -> Trace:
 
 
 def forks(trace: Trace) -> dict[int, dict]:
-    return {tree["step"]: tree["fork"] for tree in with_forks(trace, trees(trace)) if "fork" in tree}
+    return {tree["step"]: tree["fork"] for tree in trees_and_forks(trace) if "fork" in tree}
 
 
 def test_a_fork_has_its_siblings_and_the_branch_of_each(forked):

@@ -107,7 +107,7 @@ def acceptance_of(trace: Trace) -> Expected:
 
     UsageError if the run does not tell which of its tested drafts were accepted.
     """
-    levels = first_levels(trace.decisions) if trace.decisions else measure(trace).per_level
+    levels = first_levels(trace) if trace.decisions else measure(trace).per_level
     rate, tested = level_rate(levels), sum(level.reached for level in levels)
     if rate is None or not tested:
         raise UsageError(

@@ -15,6 +15,7 @@ from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import NO_DEVICES
 from specscope.traces.facts.counted import whole_windows
 from specscope.traces.facts.imported import is_timed
+from specscope.traces.facts.joined import spans_by_id
 from specscope.traces.facts.waiting import busy, by_device, lanes
 from specscope.traces.view.counts import view_of
 
@@ -111,7 +112,7 @@ def _flows(trace: Trace, pids: dict[str, int], tids: dict[int, int]) -> Iterator
     being drafted, so the arrow ends in the last nanosecond of the verification, and begins no later
     than that.
     """
-    spans = {s.id: s for s in trace.spans}
+    spans = spans_by_id(trace)
     pairs = dict.fromkeys((d.draft_span, d.verify_span) for d in trace.decisions)
     for number, (draft_id, verify_id) in enumerate(pairs):
         draft, verify = spans.get(draft_id), spans.get(verify_id)

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import Commit, Copied, Decision, Round, Span, Top, Window
 from specscope.traces.facts.imported import NO_TOKEN, origin
+from specscope.traces.facts.joined import decisions_of_output, joined
 from specscope.traces.facts.metrics import measure
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ def _windows(trace: Trace) -> Iterator[list[Any]]:
 
 def _tokens(trace: Trace) -> Iterator[list[Any]]:
     yield [*_names(Commit), *_DECISION]
-    lost = ("rejected", "discarded")
-    decided = {(d.sequence, d.position): d for d in trace.decisions if d.outcome not in lost}
+    decided = decisions_of_output(trace)
     for commit in trace.commits:
         decision = decided.get((commit.sequence, commit.position))
         yield [*_known(trace, commit), *(getattr(decision, name, None) for name in _DECISION)]
@@ -116,12 +116,8 @@ def _figures(trace: Trace) -> Iterator[list[Any]]:
 
 def _copies(trace: Trace) -> Iterator[list[Any]]:
     yield [*_names(Copied), "accepted", "text"]
-    tokens: dict[tuple[int, int], list[Decision]] = {}
-    for decision in trace.decisions:
-        if decision.node >= 0:
-            tokens.setdefault((decision.step, decision.sequence), []).append(decision)
     for copy in trace.copies:
-        copied = tokens.get((copy.step, copy.sequence), [])
+        copied = joined(trace).of(copy).nodes.values()
         accepted = sum(d.outcome == "accepted" for d in copied)
         yield [*_values(copy), accepted, "".join(trace.pieces.get(d.token, "") for d in copied)]
 

@@ -11,7 +11,7 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from specscope.traces.facts.places import rounds_of
+from specscope.traces.facts.joined import joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,8 +90,8 @@ def trials(trace: Trace) -> list[Trial]:
     greedy = trace.header.sampling.get("temperature", 0) == 0
     return [
         Trial(place, d.q, chance_of(d, greedy=greedy), d.outcome == "accepted")
-        for judged in rounds_of(trace.decisions)
-        for place, d in judged
+        for one in joined(trace).values()
+        for place, d in one.placed
         if d.outcome in ("accepted", "rejected") and d.q is not None and isfinite(d.q)
     ]
 

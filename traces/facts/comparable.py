@@ -8,6 +8,7 @@ the machine by other programs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -16,6 +17,7 @@ from specscope.engine.servers.checks import ACCEPTED
 from specscope.engine.trace.events import MEMBER, NO_DEVICES, OTHERS, TOO_BUSY
 from specscope.engine.trace.header import SERVER
 from specscope.traces.facts.imported import is_foreign, origin
+from specscope.traces.facts.joined import joined
 from specscope.traces.facts.requests import load_of
 
 if TYPE_CHECKING:
@@ -43,8 +45,9 @@ def comparisons(groups: Sequence[Group]) -> list[Baseline]:
     Among several baselines under the same conditions, a method that is registered as the baseline
     has priority, then the first group.
     """
+    baselines = {key for key, method in METHODS.items() if method.baseline}
     plain = [i for i, group in enumerate(groups) if _is_plain(group)]
-    plain.sort(key=lambda i: not _is_registered(groups[i][0].header.method))
+    plain.sort(key=lambda i: groups[i][0].header.method not in baselines)
     known = [conditions(group) for group in groups]
     foreign = [any(is_foreign(trace.header) for trace in group) and len(groups) > 1 for group in groups]
     return [
@@ -101,10 +104,8 @@ def batch_size(trace: Trace) -> int:
     """
     if (load := load_of(trace.header)) is not None:
         return load.batch
-    sequences: dict[int, set[int]] = {}
-    for r in trace.rounds:
-        sequences.setdefault(r.step, set()).add(r.sequence)
-    return max(map(len, sequences.values()), default=1)
+    sequences = Counter(step for (_, step), one in joined(trace).items() if one.round)
+    return max(sequences.values(), default=1)
 
 
 def drafts(trace: Trace) -> bool:
@@ -135,10 +136,6 @@ def _comparison(i: int, plain: list[int], known: list[Conditions]) -> Baseline:
 def _is_plain(group: Group) -> bool:
     """Return whether the runs have decoded tokens, all of them without drafts or a failure."""
     return bool(group) and all(t.commits and t.status != "failed" and not drafts(t) for t in group)
-
-
-def _is_registered(method: str) -> bool:
-    return method in METHODS and METHODS[method].baseline
 
 
 def _prompts(header: Header) -> list[Any]:

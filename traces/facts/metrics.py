@@ -19,7 +19,7 @@ from specscope.traces.facts.imported import origin, with_unknown
 from specscope.traces.facts.places import FATES, LevelRate, Slot, levels_of, per_level, per_position, slots_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from specscope.engine.trace.events import Decision, Span
     from specscope.engine.trace.trace import Trace
@@ -130,8 +130,7 @@ def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
     hits, misses = ([one for one in found if bool(one.taken) == hit] for hit in (True, False))
     draft_rows = [s.rows for s in drafts]
     tokens = len(trace.commits)
-    timed = _tokens_but(trace, waiting.of_prefill(trace, before=True))
-    decoded = _tokens_but(trace, waiting.of_prefill(trace))
+    timed, decoded = tokens - waiting.prefilled(trace, before=True), tokens - waiting.prefilled(trace)
     whole = trace.footer.time if trace.footer else end
     decode = max(0, max(c.time for c in trace.commits) - start) if tokens else None
     run_length = _mean(_runs(trace.decisions))
@@ -170,8 +169,8 @@ def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
         padding_share=_ratio(padded, padded + tokens) if several else None,
         attention_cells=sum(s.cells for s in verifies),
         run_length=run_length,
-        per_position=per_position(trace.decisions),
-        per_level=per_level(trace.decisions),
+        per_position=per_position(trace),
+        per_level=per_level(trace),
         draft_seconds_per_100_tokens=_ratio(_seconds(drafts) * 100, decoded),
         verify_seconds_per_100_tokens=_ratio(_seconds(verifies) * 100, decoded),
         c=_ratio(_median(verifies), _median(drafts)) or None,
@@ -186,10 +185,6 @@ def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
         wasted_device_seconds=_seconds(waiting.wasted(trace)),
         preempted_device_seconds=_seconds(waiting.preempted(trace)),
     )
-
-
-def _tokens_but(trace: Trace, rounds: Collection[tuple[int, int]]) -> int:
-    return sum((c.sequence, c.step) not in rounds for c in trace.commits)
 
 
 def measured_occupancy(trace: Trace) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Acceptance by place in the draft: of its tokens, and of its levels. Pure functions on decisions.
+"""Acceptance by place in the draft: of its tokens, and of its levels. Pure functions.
 
 A tree has several tokens at one place, of which at most one is accepted. So a level's rate counts
 rounds, not tokens: Sequoia (arXiv:2402.12374) and EAGLE (its n-alpha) use such rates.
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+from specscope.traces.facts.joined import NO_NODE, JoinedRound, joined
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from specscope.engine.trace.events import Decision
     from specscope.engine.trace.trace import Trace
 
-NO_NODE = -1
-"""`node` of a decision about the target's own token, or about a draft that was never judged."""
 FATES = frozenset({"accepted", "rejected", "discarded"})
 """Outcomes of draft tokens; the other outcomes are of the target's own tokens."""
 
@@ -46,10 +46,10 @@ class LevelRate:
     rate: float
 
 
-def per_position(decisions: Iterable[Decision]) -> tuple[Slot, ...]:
+def per_position(trace: Trace) -> tuple[Slot, ...]:
     counts: dict[int, list[int]] = {}
-    for judged in rounds_of(decisions):
-        for place, d in judged:
+    for one in joined(trace).values():
+        for place, d in one.placed:
             if d.outcome not in FATES:
                 continue
             count = counts.setdefault(place, [0, 0, 0])
@@ -62,34 +62,39 @@ def per_position(decisions: Iterable[Decision]) -> tuple[Slot, ...]:
     )
 
 
-def per_level(decisions: Iterable[Decision]) -> tuple[LevelRate, ...]:
+def per_level(*traces: Trace) -> tuple[LevelRate, ...]:
     """Return the acceptance of each level that a round reached."""
-    counts: dict[int, list[int]] = {}
-    for judged in rounds_of(decisions):
-        for level, accepted in decided_levels(judged):
-            count = counts.setdefault(level, [0, 0])
-            count[0] += 1
-            count[1] += accepted
-    return tuple(LevelRate(level, n, kept, kept / n) for level, (n, kept) in sorted(counts.items()))
+    rounds = (one for trace in traces for one in joined(trace).values())
+    return _rated(test for one in rounds for test in decided_levels(one))
 
 
-def decided_levels(judged: Sequence[tuple[int, Decision]]) -> list[tuple[int, bool]]:
+def _rated(tests: Iterable[tuple[int, bool]]) -> tuple[LevelRate, ...]:
+    """Return the rates of (level, whether it was accepted)."""
+    counts: dict[int, list[bool]] = {}
+    for level, accepted in tests:
+        counts.setdefault(level, []).append(accepted)
+    found = ((level, len(tests), sum(tests)) for level, tests in sorted(counts.items()))
+    return tuple(LevelRate(level, n, kept, kept / n) for level, n, kept in found)
+
+
+def decided_levels(one: JoinedRound) -> list[tuple[int, bool]]:
     """Return the levels that a round decided, and whether one of their tokens was accepted.
 
     A level below an accepted leaf is decided, too: the target's own token is at its place.
     """
+    judged = one.placed
     drafted = {place for place, d in judged if d.outcome in FATES}
     accepted = {place for place, d in judged if d.outcome == "accepted"}
     decided = drafted & {place for place, d in judged if d.outcome != "discarded"}
     return [(level, level in accepted) for level in sorted(decided)]
 
 
-def drafted_levels(decisions: Iterable[Decision]) -> tuple[int, int]:
+def drafted_levels(trace: Trace) -> tuple[int, int]:
     """Return how many levels of all drafts had an accepted token, and how many were drafted."""
     kept, all_levels = 0, 0
-    for judged in rounds_of(decisions):
-        all_levels += len({place for place, d in judged if d.outcome in FATES})
-        kept += len({place for place, d in judged if d.outcome == "accepted"})
+    for one in joined(trace).values():
+        all_levels += len({place for place, d in one.placed if d.outcome in FATES})
+        kept += len({place for place, d in one.placed if d.outcome == "accepted"})
     return kept, all_levels
 
 
@@ -102,46 +107,25 @@ def level_rate(levels: Sequence[LevelRate]) -> float | None:
     return sum(level.accepted for level in levels) / reached if reached else None
 
 
-def first_rate(decisions: Iterable[Decision]) -> float | None:
+def first_rate(trace: Trace) -> float | None:
     """Return how often the first of the tokens that continue an accepted path was accepted.
 
     Of chains it is accepted / tested. Of trees it is what chains of the same drafter would have:
     siblings that lost beside an accepted one are no rejections, and ones that won are no chain's.
     """
-    return level_rate(first_levels(decisions))
+    return level_rate(first_levels(trace))
 
 
-def first_levels(decisions: Iterable[Decision]) -> tuple[LevelRate, ...]:
+def first_levels(trace: Trace) -> tuple[LevelRate, ...]:
     """Return how often these first tokens were accepted at each place."""
-    counts: dict[int, list[bool]] = {}
-    for judged in rounds_of(decisions):
-        nodes = [(place, d) for place, d in judged if d.node >= 0]
-        path = {-1, *(d.node for _, d in nodes if d.outcome == "accepted")}
-        backwards = sorted(nodes, key=lambda one: -one[1].node)
-        first = {d.parent: (place, d) for place, d in backwards if d.parent in path}
-        for place, d in first.values():
-            if d.outcome != "discarded":
-                counts.setdefault(place, []).append(d.outcome == "accepted")
-    found = ((place, len(tests), sum(tests)) for place, tests in sorted(counts.items()))
-    return tuple(LevelRate(place, n, kept, kept / n) for place, n, kept in found)
-
-
-def per_level_of(traces: Iterable[Trace]) -> tuple[LevelRate, ...]:
-    counts: dict[int, tuple[int, int]] = {}
-    for row in (row for trace in traces for row in per_level(trace.decisions)):
-        reached, accepted = counts.get(row.level, (0, 0))
-        counts[row.level] = (reached + row.reached, accepted + row.accepted)
-    return tuple(LevelRate(level, n, kept, kept / n) for level, (n, kept) in sorted(counts.items()))
-
-
-def rounds_of(decisions: Iterable[Decision]) -> Iterator[list[tuple[int, Decision]]]:
-    """Yield (place, decision) of all tokens of each round, the target's own included."""
-    rounds: dict[tuple[int, int], list[Decision]] = {}
-    for d in decisions:
-        rounds.setdefault((d.sequence, d.step), []).append(d)
-    for judged in rounds.values():
-        first = min(d.position for d in judged)
-        yield [(d.position - first + 1, d) for d in judged]
+    tests = list[tuple[int, bool]]()
+    for one in joined(trace).values():
+        before, nodes = one.start - 1, one.nodes.values()
+        path = {NO_NODE, *(d.node for d in nodes if d.outcome == "accepted")}
+        first = {d.parent: d for d in reversed(nodes) if d.parent in path}
+        tested = (d for d in first.values() if d.outcome != "discarded")
+        tests += ((d.position - before, d.outcome == "accepted") for d in tested)
+    return _rated(tests)
 
 
 def slots_of(histogram: Sequence[int], gamma: int) -> tuple[Slot, ...]:

@@ -12,6 +12,7 @@ from specscope.traces.facts import waiting
 from specscope.traces.facts.comparable import batch_size
 from specscope.traces.facts.experts import rows_read, share_chosen
 from specscope.traces.facts.imported import is_foreign, origin
+from specscope.traces.facts.joined import joined
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.places import first_rate, has_trees, level_rate
 
@@ -73,7 +74,7 @@ def rates_of(trace: Trace, metrics: Metrics, baseline: Trace | None) -> RunRates
     then unknown. Of recordings, only loops that draft chains of one length in turns have rates.
     """
     judging = [r for r in trace.rounds if r.drafted]
-    rate, chain = level_rate(metrics.per_level), first_rate(trace.decisions)
+    rate, chain = level_rate(metrics.per_level), first_rate(trace)
     if (
         is_foreign(trace.header)
         or (origin(trace.header) and not _drafts_in_turns(trace))
@@ -84,11 +85,11 @@ def rates_of(trace: Trace, metrics: Metrics, baseline: Trace | None) -> RunRates
         or chain is None
     ):
         return None
-    depths, nodes = _shape(trace)
+    rounds, nodes = joined(trace), _nodes_by_level(trace)
     work = [s for s in waiting.forwards(trace) if s.outcome == "done"]
     drafts = [s for s in work if waiting.side(s) == "drafter"]
     verifies = [s for s in work if waiting.side(s) == "target"]
-    drafted = sum(depths.get(r.step, 0) for r in judging)
+    drafted = sum(len({d.position for d in rounds.of(r).nodes.values()}) for r in judging)
     once = bool(drafts) and len(drafts) <= len(judging) < drafted
     draft = sum(s.end - s.start for s in drafts) / max(1, len(drafts)) / 1e9
     if all(s.rows < 2 for s in verifies):
@@ -142,18 +143,14 @@ def alike(trace: Trace) -> tuple[int, float]:
     return max(drafted, default=0), whole.count(max(whole)) / len(whole) if whole else 1.0
 
 
-def _shape(trace: Trace) -> tuple[dict[int, int], list[float]]:
-    """Return the levels of each round's draft, and the mean number of nodes of each level."""
-    rounds: dict[int, list[int]] = {}
-    for d in trace.decisions:
-        if d.node >= 0:
-            rounds.setdefault(d.step, []).append(d.position)
+def _nodes_by_level(trace: Trace) -> list[float]:
+    """Return the mean number of nodes of each level of the drafts that have it."""
     counts: dict[int, list[int]] = {}
-    for positions in rounds.values():
-        for level, (_, size) in enumerate(sorted(Counter(positions).items())):
+    for one in joined(trace).values():
+        positions = Counter(d.position for d in one.nodes.values())
+        for level, (_, size) in enumerate(sorted(positions.items())):
             counts.setdefault(level, []).append(size)
-    depths = {step: len(set(positions)) for step, positions in rounds.items()}
-    return depths, [fmean(counts[level]) for level in sorted(counts)]
+    return [fmean(counts[level]) for level in sorted(counts)]
 
 
 def _curve(first: float, more: float, chosen: float) -> Curve:

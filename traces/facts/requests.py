@@ -12,6 +12,7 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from specscope.engine.run.policies import FIXED, POLICIES
+from specscope.traces.facts.joined import spans_by_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,10 +111,13 @@ def requests(trace: Trace) -> list[ServedRequest]:
     load = load_of(trace.header)
     if load is None:
         return []
-    spans = {s.id: s.start for s in trace.spans}
+    spans = spans_by_id(trace)
     begins: dict[int, int] = {}
     work = [(s.sequence, s.start) for s in trace.spans if s.kind == "prefill" and s.model == "target"]
-    for sequence, start in (*work, *((r.sequence, spans.get(r.span, r.time)) for r in trace.rounds)):
+    for sequence, start in (
+        *work,
+        *((r.sequence, spans[r.span].start if r.span in spans else r.time) for r in trace.rounds),
+    ):
         begins[sequence] = min(start, begins.get(sequence, start))
     commits: dict[int, dict[int, int]] = {}
     for c in trace.commits:

@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from specscope.engine.errors import UsageError
+from specscope.traces.facts.joined import joined, once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,8 +48,6 @@ DRAFTS = frozenset({"draft", "glue", "branch"})
 """Kinds of spans that draft, or that only drafts need."""
 FORWARDS = frozenset({*DRAFTS, "verify", "pre-verify", "calibrate"})
 """Kinds of spans that are forwards while decoding."""
-SCORING = frozenset({"verify", "pre-verify"})
-"""Kinds of spans whose forward scores drafts."""
 JUDGED = ("", "discarded", "rejected", "accepted")
 """Outcomes of the tokens of one draft; the last one that any of them has counts."""
 Clock = Callable[[int], float]
@@ -87,6 +86,7 @@ class Timeline(NamedTuple):
     band: list[Band]
 
 
+@once
 def decode_window(trace: Trace) -> Interval:
     """Return (start, end) of decoding; both are equal if nothing was decoded.
 
@@ -109,6 +109,12 @@ def of_prefill(trace: Trace, *, before: bool = False) -> set[tuple[int, int]]:
     prefills = {s.id for s in trace.spans if s.kind == "prefill" and not (before and s.step)}
     rounds = {(r.sequence, r.step) for r in trace.rounds if r.span in prefills}
     return rounds | {(c.sequence, 0) for c in trace.commits if not c.step}
+
+
+def prefilled(trace: Trace, *, before: bool = False) -> int:
+    """Return how many tokens of the output a prefill decided, see `of_prefill`."""
+    rounds = of_prefill(trace, before=before)
+    return sum((c.sequence, c.step) in rounds for c in trace.commits)
 
 
 def waits(trace: Trace) -> list[Wait]:
@@ -323,6 +329,7 @@ def _states(trace: Trace) -> Iterator[tuple[int, int, dict[str, Span | None], Ac
             work.pop(device, None)
 
 
+@once
 def by_device(trace: Trace) -> dict[str, list[Span]]:
     spans: dict[str, list[Span]] = {}
     for span in trace.spans:
@@ -404,8 +411,8 @@ def wasted(trace: Trace) -> list[Span]:
 
 def useful_glue(trace: Trace) -> set[int]:
     """Return the ids of the `glue` spans of rounds in which a branch was taken."""
-    taken = {(fork.sequence, fork.step) for fork in trace.forks if fork.taken}
-    return {s.id for s in trace.spans if s.kind == "glue" and (s.sequence, s.step) in taken}
+    rounds = joined(trace)
+    return {s.id for s in trace.spans if s.kind == "glue" and rounds.of(s).taken}
 
 
 def preempted(trace: Trace) -> list[Span]:
@@ -418,9 +425,16 @@ def preempted(trace: Trace) -> list[Span]:
     return [s for s in cancelled if trace.status == "done" or s.step <= turn]
 
 
+def scoring(trace: Trace) -> list[Span]:
+    """Return the target's forwards that score drafts, of several ranks the leader's."""
+    return [
+        s for s in trace.spans if side(s) == "target" and s.kind in ("verify", "pre-verify") and s.rank == 0
+    ]
+
+
 def sp_degree(trace: Trace) -> int:
-    scoring = [s for s in trace.spans if side(s) == "target" and s.kind in SCORING and s.rank == 0]
-    edges = [(time, n) for s in scoring if s.end > s.start for time, n in ((s.start, 1), (s.end, -1))]
+    spans = [s for s in scoring(trace) if s.end > s.start]
+    edges = [(time, n) for s in spans for time, n in ((s.start, 1), (s.end, -1))]
     most = now = 0
     for _, change in sorted(edges):  # at the same time, ends sort before starts
         now += change

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from specscope.engine.drafting.pace import Probe, in_turns, overlapped, with_servers
+from specscope.engine.drafting.pace import in_turns, overlapped, with_servers
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.methods import METHODS
@@ -99,7 +99,7 @@ def predicted(kind: Kind, rates: RunRates, length: int, levels: bool = True) -> 
 
     With `levels` and an order of `turns`, each level has its own acceptance, not the rate of all.
     """
-    share, probe = 1.0, _chain(rates)
+    share, probe = 1.0, replace(rates.probe, rates=((rates.any,),))
     if kind == "turns":
         share, known = rates.drafting, rates.nodes[:length] if levels else ()
         nodes = (*known, *[known[-1] if known else 1.0] * (length - len(known)))
@@ -108,10 +108,6 @@ def predicted(kind: Kind, rates: RunRates, length: int, levels: bool = True) -> 
         pace = (overlapped if kind == "overlap" else with_servers)(probe, length)
     seconds = share * pace.seconds + (1 - share) * rates.plain
     return (share * pace.tokens + 1 - share) * rates.plain / seconds
-
-
-def _chain(rates: RunRates) -> Probe:
-    return replace(rates.probe, rates=((rates.any,),))
 
 
 def kind_of(layout: Layout, roles: Collection[str]) -> Kind | None:

@@ -15,7 +15,7 @@ from math import exp, expm1, inf, isfinite, log, log1p
 from typing import TYPE_CHECKING, NamedTuple
 
 from specscope.traces.facts.imported import origin
-from specscope.traces.facts.places import rounds_of
+from specscope.traces.facts.joined import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -195,12 +195,12 @@ def tests_of(trace: Trace) -> Iterator[Test]:
     rejections. Tests behind the cut are left out.
     """
     header, temperature = trace.header, _temperature(trace.header)
-    recorded = [] if origin(header) is None else trace.rounds
-    ends = {(r.sequence, r.step): r.emitted for r in recorded}
-    for judged in rounds_of(trace.decisions):
+    recorded = origin(header) is not None
+    for one in joined(trace).values():
+        end = one.round.emitted if recorded and one.round else inf
         siblings: dict[int, list[tuple[int, Decision]]] = {}
-        for place, d in judged:
-            if d.node >= 0 and place <= ends.get((d.sequence, d.step), place):
+        for place, d in one.placed:
+            if d.node >= 0 and place <= end:
                 siblings.setdefault(d.parent, []).append((place, d))
         for rows in siblings.values():
             yield from _tests(header, temperature, rows)

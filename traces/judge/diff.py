@@ -16,6 +16,7 @@ from specscope.engine.errors import UsageError
 from specscope.traces.facts import waiting
 from specscope.traces.facts.comparable import conditions, differences
 from specscope.traces.facts.imported import NO_TOKEN, is_foreign, is_timed
+from specscope.traces.facts.joined import joined
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -251,13 +252,8 @@ def diff(first: Trace, second: Trace) -> Diff:
         tuple(zip(*own, strict=False)),
         tuple((t, bisect_right(sorted(until[0]), t), bisect_right(sorted(until[1]), t)) for t in moments),
         _first_difference(first, second),
-        (_prefilled(first), _prefilled(second)),
+        (waiting.prefilled(first, before=True), waiting.prefilled(second, before=True)),
     )
-
-
-def _prefilled(trace: Trace) -> int:
-    rounds = waiting.of_prefill(trace, before=True)
-    return sum((c.sequence, c.step) in rounds for c in trace.commits)
 
 
 def _not_comparable(first: Trace, second: Trace) -> list[str]:
@@ -331,8 +327,7 @@ def _first_difference(first: Trace, second: Trace) -> FirstDifference | None:
 def _side(trace: Trace, commit: Commit | None) -> Side:
     if commit is None:
         return Side(None, "", "", (), ())
-    place = (commit.step, commit.sequence, commit.position)
-    decisions = [d for d in trace.decisions if (d.step, d.sequence, d.position) == place]
+    decisions = [d for d in joined(trace).of(commit).decisions if d.position == commit.position]
     kept = next((d for d in decisions if d.outcome not in ("rejected", "discarded")), None)
     p = _known(kept.top_p, kept.token, kept.p) if kept else ()
     q = next((known for d in decisions if (known := _known(d.top_q, d.token, d.q))), ())

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from specscope.traces.facts.comparable import drafts
 from specscope.traces.facts.counted import total, whole_windows
 from specscope.traces.facts.imported import NO_TOKEN
-from specscope.traces.facts.places import decided_levels, rounds_of
+from specscope.traces.facts.joined import joined
+from specscope.traces.facts.places import decided_levels
 from specscope.traces.judge.audit import ALPHA, audit
 
 if TYPE_CHECKING:
@@ -212,14 +213,12 @@ def level_tests(trace: Trace) -> dict[int, list[LevelTest]]:
 
     Copied drafts are right or wrong as a whole, for as long as the text follows its source.
     """
-    copied = {(row.sequence, row.step) for row in (*trace.copies, *trace.pooled)}
     tests: dict[int, list[LevelTest]] = {}
-    for judged in rounds_of(trace.decisions):
-        place, d = judged[0]
-        if (d.sequence, d.step) not in copied:
-            before = d.position - place - len(trace.header.prompt_ids[d.sequence]) + 1
-            rows = [LevelTest(d.step, before + level, accepted) for level, accepted in decided_levels(judged)]
-            tests.setdefault(d.sequence, []).extend(rows)
+    for (sequence, step), one in joined(trace).items():
+        if one.decisions and not one.copied and not one.pooled:
+            before = one.start - len(trace.header.prompt_ids[sequence])
+            rows = [LevelTest(step, before + level, accepted) for level, accepted in decided_levels(one)]
+            tests.setdefault(sequence, []).extend(rows)
     return {i: sorted(rows) for i, rows in tests.items()}
 
 

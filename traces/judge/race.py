@@ -78,7 +78,7 @@ def racers_of(
             speed_of(group, metrics),
             baseline,
             reason,
-            _loaded(group),
+            any(load.warning for load in map(other_load, group) if load),
             alone and any(map(lacks_load, group)),
         )
         for trace, metrics, group, (baseline, reason) in zip(traces, measured, groups, compared, strict=True)
@@ -169,10 +169,6 @@ def _in_turns(groups: Sequence[Sequence[Trace]]) -> bool:
     rounds = [{i for _, i in order[k : k + len(groups)]} for k in range(0, len(order), len(groups) or 1)]
     whole = all(trace.status == "done" for group in groups for trace in group)
     return whole and len(rounds) >= IN_TURNS and all(len(found) == len(groups) for found in rounds)
-
-
-def _loaded(passes: Sequence[Trace]) -> bool:
-    return any((load := other_load(trace)) is not None and load.warning for trace in passes)
 
 
 def _entry(racer: Racer, racers: Sequence[Racer]) -> str:

@@ -58,7 +58,8 @@ def sets_of(groups: Sequence[Sequence[SetMember]]) -> SetsView:
     found = [
         (f"{number}: {name}" if len(groups) > 1 else name, members)
         for number, group in enumerate(groups, 1)
-        for name, members in split(_once(group))
+        # a run may be named twice: by its id, and by its set
+        for name, members in split([*{(m.run, m.part): m for m in group}.values()])
     ]
     shown = found[:MOST_SETS]
     views: list[ToldSet] = []
@@ -71,11 +72,6 @@ def sets_of(groups: Sequence[Sequence[SetMember]]) -> SetsView:
         "note": _mixed([name for name, _ in found]) if len(found) > len(groups) else "",
         "compared": _compared(shown),
     }
-
-
-def _once(members: Sequence[SetMember]) -> list[SetMember]:
-    """Return members without those that are named twice: a run given by id and by its set."""
-    return list({(m.run, m.part): m for m in members}.values())
 
 
 def _mixed(names: Sequence[str]) -> str:

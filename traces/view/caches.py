@@ -17,6 +17,7 @@ from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, TypedDict
 
 from specscope.traces.facts.imported import CACHED, origin
+from specscope.traces.facts.joined import spans_by_id
 from specscope.traces.facts.padding import finished, rounds_by_step, steps_of
 from specscope.traces.facts.waiting import FORWARDS, decoding_clock
 from specscope.traces.view import section
@@ -178,7 +179,6 @@ class _Rows:
 
 def _batch(trace: Trace) -> list[KvCacheView]:
     shared = packings(trace)
-    device = {span.id: span.device for span in trace.spans}
     labels = {d.name: d.label for d in trace.header.devices}
     by_sequence: dict[int, list[tuple[PackingView, ShareView]]] = {}
     for packing in shared:
@@ -186,7 +186,7 @@ def _batch(trace: Trace) -> list[KvCacheView]:
             by_sequence.setdefault(share["sequence"], []).append((packing, share))
     found: list[KvCacheView] = []
     for sequence, own in sorted(by_sequence.items()):
-        label = labels[device[own[0][0]["span"]]]
+        label = labels[spans_by_id(trace)[own[0][0]["span"]].device]
         found.append(_view(label, "target", sequence, [p["t"] for p, _ in own], list(_shares(own))))
     return found
 
@@ -251,7 +251,7 @@ def packings(trace: Trace) -> list[PackingView]:
 
 
 def _forwards(trace: Trace) -> Iterator[tuple[int, int, list[ShareView]]]:
-    spans = {s.id: s for s in trace.spans}
+    spans = spans_by_id(trace)
     prompts = {s.id for s in trace.spans if s.kind == "prefill"}
     fed = trace.header.config.get("feed_finished")
     ended = finished(trace, steps_of(trace)) if fed else {}

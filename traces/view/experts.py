@@ -6,6 +6,7 @@ from collections import defaultdict
 from statistics import fmean
 from typing import TYPE_CHECKING, TypedDict
 
+from specscope.traces.facts.joined import spans_by_id
 from specscope.traces.view import section
 
 if TYPE_CHECKING:
@@ -32,11 +33,12 @@ class ExpertsView(TypedDict):
 
 @section("experts", "experts", need="sums")
 def experts(trace: Trace) -> list[ExpertsView]:
-    spans = {span.id: span for span in trace.spans if span.rows > 0 and span.outcome == "done"}
+    spans = spans_by_id(trace)
     labels = {device.name: device.label for device in trace.header.devices}
     found = defaultdict[tuple[str, str, int, int], list[tuple[int, int]]](list)
     for read in trace.routed:
-        if span := spans.get(read.span):
+        span = spans.get(read.span)
+        if span and span.rows > 0 and span.outcome == "done":
             key = span.model, labels[span.device], span.rows, read.held
             found[key].append((read.experts, span.end - span.start))
     return [

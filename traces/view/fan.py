@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict
 
 from specscope.traces.facts.forks import lookups
-from specscope.traces.facts.places import NO_NODE
+from specscope.traces.facts.joined import JoinedRound, joined
 from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import columns_of, section
 from specscope.traces.view.tokens import short
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
-    from specscope.engine.trace.events import Decision, Forked, Round, Span
+    from specscope.engine.trace.events import Round
     from specscope.engine.trace.trace import Trace
-
-    Row = TypeVar("Row", Decision, Forked, Span)
 
 
 class GuessColumns(TypedDict):
@@ -66,45 +64,23 @@ def _ids(rows: Iterable[FanView]) -> Iterator[int]:
 @section("fans", "speculation cache", tokens=_ids)
 def fans(trace: Trace) -> list[FanView]:
     """Return the rounds with branches."""
-    following = {(one.round.sequence, one.round.step): one.following for one in lookups(trace)}
-    branches, drafts = _by_round(trace.forks), _by_round(trace.decisions)
-    spans = _by_round([s for s in trace.spans if s.kind == "branch" and s.rank == 0])
-    clock, found = decoding_clock(trace), list[FanView]()
-    for r in trace.rounds:
-        key = r.sequence, r.step
-        if key in branches:
-            more = following.get(key), drafts.get(key, []), spans.get(key, [])
-            found.append(_fan(r, clock(r.time), branches[key], *more))
-    return found
+    clock = decoding_clock(trace)
+    found = [(r, joined(trace).of(r)) for r in trace.rounds]
+    return [_fan(r, clock(r.time), one) for r, one in found if one.forks]
 
 
-def _by_round(rows: Iterable[Row]) -> dict[tuple[int, int], list[Row]]:
-    groups: dict[tuple[int, int], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.sequence, row.step), []).append(row)
-    return groups
-
-
-def _fan(
-    r: Round,
-    t: float,
-    branches: Sequence[Forked],
-    following: Round | None,
-    decisions: Sequence[Decision],
-    spans: Sequence[Span],
-) -> FanView:
-    taken = next((fork for fork in branches if fork.taken), None)
-    early = [max(0, min(s.end, r.time) - s.start) for s in spans[: taken.length if taken else 0]]
-    own = [d.token for d in decisions if d.node == NO_NODE and d.outcome != "discarded"]
+def _fan(r: Round, t: float, one: JoinedRound) -> FanView:
+    taken, following, own = one.taken, one.following, one.own
+    early = [max(0, min(s.end, r.time) - s.start) for s in one.branches[: taken.length if taken else 0]]
     return {
         "sequence": r.sequence,
         "step": r.step,
         "t": t,
-        "trunk": [d.token for d in sorted(decisions, key=lambda d: d.node) if d.node != NO_NODE],
+        "trunk": [d.token for d in one.nodes.values()],
         "accepted": r.accepted,
-        "own": own[0] if own and r.emitted > r.accepted else None,
+        "own": own.token if own and r.emitted > r.accepted else None,
         "result": "hit" if taken else "miss" if following else "end",
-        "guesses": columns_of(GuessColumns, branches, q=[short(fork.q) for fork in branches]),
+        "guesses": columns_of(GuessColumns, one.forks, q=[short(fork.q) for fork in one.forks]),
         "saved": round(sum(early) / 1e6, 3),
         "emitted": following.emitted if following else 0,
     }

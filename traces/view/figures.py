@@ -164,7 +164,7 @@ def _acceptance_texts(trace: Trace) -> dict[str, str]:
 
 
 def _levels(trace: Trace) -> str:
-    accepted, drafted = drafted_levels(trace.decisions)
+    accepted, drafted = drafted_levels(trace)
     return f"{100 * accepted / drafted:.0f} %" if drafted else "–"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
+from specscope.traces.facts.joined import joined
 from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import row_of, section
 
@@ -45,21 +46,12 @@ class ForecastSum(TypedDict):
 
 @section("forecasts", "suffix trees")
 def forecasts(trace: Trace) -> list[ForecastView]:
-    clock = decoding_clock(trace)
-    judged = {(r.sequence, r.step): r for r in trace.rounds}
-    copied = {(c.sequence, c.step) for c in trace.copies}
-    rows = [(f, judged[f.sequence, f.step]) for f in trace.forecasts if (f.sequence, f.step) in judged]
-    return [
-        row_of(
-            ForecastView,
-            f,
-            t=clock(r.time),
-            copied=(f.sequence, f.step) in copied,
-            drafted=r.drafted,
-            accepted=r.accepted,
-        )
-        for f, r in rows
-    ]
+    clock, rounds, found = decoding_clock(trace), joined(trace), list[ForecastView]()
+    for f in trace.forecasts:
+        if r := rounds.of(f).round:
+            judged = {"copied": rounds.of(f).copied is not None, "drafted": r.drafted, "accepted": r.accepted}
+            found.append(row_of(ForecastView, f, t=clock(r.time), **judged))
+    return found
 
 
 @section("forecast_sums", "sums of suffix trees", need="sums")

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.facts.places import NO_NODE
+from specscope.traces.facts.joined import NO_NODE, joined, spans_by_id
 from specscope.traces.view import section
-from specscope.traces.view.tokens import NodeColumns, TreeView, judged_drafts, short
+from specscope.traces.view.tokens import NodeColumns, TreeView, short
 from specscope.traces.view.tokens import trees as judged_trees
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from specscope.engine.trace.events import Decision
     from specscope.engine.trace.trace import Trace
@@ -50,39 +50,22 @@ class ForkedView(TreeView):
 
 @section("trees", "trees")
 def trees_and_forks(trace: Trace) -> list[TreeView]:
-    return with_forks(trace, judged_trees(trace))
+    """Return the judged trees, with the branches of those that end in a fork."""
+    rounds, spans = joined(trace), spans_by_id(trace)
 
+    def drafted_in(step: int, rows: Iterable[Decision]) -> list[Decision]:
+        return [d for d in rows if d.draft_span in spans and spans[d.draft_span].step == step]
 
-def with_forks(trace: Trace, trees: Sequence[TreeView]) -> list[TreeView]:
-    """Return the trees, with the branches of those that end in a fork."""
-    steps = {s.id: s.step for s in trace.spans}
-    modes = {(r.sequence, r.step): r.mode for r in trace.rounds}
-    drafts, lost = judged_drafts(trace.decisions), defaultdict[tuple[int, int], list["Decision"]](list)
-    for d in trace.decisions:
-        if d.node == NO_NODE and d.outcome == "discarded" and steps.get(d.draft_span) == d.step:
-            lost[d.sequence, d.step].append(d)
-    following = _following(trace)
     shown = list[TreeView]()
-    for tree in trees:
-        key = (tree["sequence"], tree["step"])
-        judged = [drafts[key][n] for n in sorted(drafts[key])]
-        later = drafts.get(following.get(key, (-1, -1)), {})
-        pending = [later[n] for n in sorted(later) if steps.get(later[n].draft_span) == key[1]]
-        is_fork = modes.get(key) in OVERLAPPING and _forks(judged)
-        fork = _fork(trace, tree, judged, pending, lost[key]) if is_fork else None
+    for tree in judged_trees(trace):
+        one, step = rounds[tree["sequence"], tree["step"]], tree["step"]
+        judged = [*one.nodes.values()]
+        pending = drafted_in(step, rounds.of(one.following).nodes.values() if one.following else ())
+        never = (d for d in one.decisions if d.node == NO_NODE and d.outcome == "discarded")
+        is_fork = one.round and one.round.mode in OVERLAPPING and _forks(judged)
+        fork = _fork(trace, tree, judged, pending, drafted_in(step, never)) if is_fork else None
         shown.append(ForkedView(**tree, fork=fork) if fork else tree)
     return shown
-
-
-def _following(trace: Trace) -> dict[tuple[int, int], tuple[int, int]]:
-    """Map each round, (sequence, step), to the next one of its sequence."""
-    following, last = dict[tuple[int, int], tuple[int, int]](), dict[int, tuple[int, int]]()
-    for r in trace.rounds:
-        key = (r.sequence, r.step)
-        if r.sequence in last:
-            following[last[r.sequence]] = key
-        last[r.sequence] = key
-    return following
 
 
 def _forks(judged: Sequence[Decision]) -> bool:

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypedDict
 
+from specscope.traces.facts.joined import joined, spans_by_id
 from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import row_of, section
 
@@ -38,12 +39,12 @@ class LengthView(TypedDict):
 @section("lengths", "draft lengths")
 def lengths(trace: Trace) -> list[LengthView]:
     """Return the drafts of all sequences in order, without those whose time is not known yet."""
-    clock, ends = decoding_clock(trace), {span.id: span.end for span in trace.spans}
-    rounds = {(r.sequence, r.step): r.time for r in trace.rounds}
+    clock, rounds, spans = decoding_clock(trace), joined(trace), spans_by_id(trace)
     found: list[LengthView] = []
     for chain, tokens in _with_tokens(trace):
         last = max((d.draft_span for d in tokens), default=chain.span)
-        time = ends.get(last, rounds.get((chain.sequence, chain.step)))
+        span, judged = spans.get(last), rounds.of(chain).round
+        time = span.end if span else judged.time if judged else None
         if time is not None:
             accepted = sum(d.outcome == "accepted" for d in tokens)
             facts = {"first": chain.span, "last": last, "accepted": accepted, "lost": len(tokens) - accepted}

@@ -11,12 +11,12 @@ import re
 from itertools import chain
 from typing import TYPE_CHECKING, TypedDict
 
+from specscope.traces.facts.joined import joined
 from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import row_of, section
-from specscope.traces.view.tokens import judged_drafts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from specscope.engine.trace.events import Decision
     from specscope.engine.trace.trace import Trace
@@ -56,31 +56,27 @@ def _ids(rows: Iterable[NgramsView]) -> Iterator[int]:
 @section("ngrams", "n-grams", secret=True, tokens=_ids)
 def ngrams(trace: Trace) -> list[NgramsView]:
     clock = decoding_clock(trace)
-    times = {(r.sequence, r.step): clock(r.time) for r in trace.rounds}
-    drafts = judged_drafts(trace.decisions)
+    judged = [(p, joined(trace).of(p)) for p in trace.pooled]
     return [
         {
             "sequence": p.sequence,
             "step": p.step,
-            "t": times[p.sequence, p.step],
+            "t": clock(one.round.time),
             "model": p.model,
             "window": [list(level) for level in p.window],
-            "tried": [
-                {"ids": list(gram), "accepted": _accepted(gram, drafts.get((p.sequence, p.step), {}))}
-                for gram in p.tried
-            ],
+            "tried": [{"ids": list(gram), "accepted": _accepted(gram, one.nodes)} for gram in p.tried],
             "gained": [list(gram) for gram in p.gained],
             "size": p.size,
         }
-        for p in trace.pooled
-        if (p.sequence, p.step) in times
+        for p, one in judged
+        if one.round
     ]
 
 
-def _accepted(gram: Sequence[int], nodes: Mapping[int, Decision]) -> int:
+def _accepted(gram: Sequence[int], nodes: dict[int, Decision]) -> int:
     """Return how many tokens of an n-gram, its first one aside, were accepted on its branch."""
     children = {(d.parent, d.token): d for d in nodes.values()}
-    roots = [n for n in sorted(nodes, reverse=True) if nodes[n].token == gram[0]]
+    roots = [n for n in reversed(nodes) if nodes[n].token == gram[0]]
     for root in [*roots, -1]:
         path: list[Decision] = []
         for token in gram[1:]:
@@ -120,12 +116,8 @@ class SourceView(TypedDict):
 
 @section("copies", "copies")
 def copies(trace: Trace) -> list[CopyView]:
-    first = {(d.sequence, d.step): d.position for d in trace.decisions if d.node == 0}
-    return [
-        row_of(CopyView, c, position=first[c.sequence, c.step])
-        for c in trace.copies
-        if (c.sequence, c.step) in first
-    ]
+    judged = [(c, joined(trace).of(c).nodes) for c in trace.copies]
+    return [row_of(CopyView, c, position=nodes[0].position) for c, nodes in judged if 0 in nodes]
 
 
 @section("sources", "sources", secret=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.facts.waiting import SCORING, decoding_clock, preempted, side
+from specscope.traces.facts.waiting import decoding_clock, preempted, scoring
 from specscope.traces.view import section
 from specscope.traces.view.tracks import span_fates
 
@@ -56,7 +56,7 @@ class ServersView(TypedDict):
 @section("pool", "target servers", one=True, need="all")
 def server_pool(trace: Trace) -> ServersView | None:
     """Return the pool of a run on one sequence; None for a single server that preempted nothing."""
-    forwards = _forwards(trace)
+    forwards = sorted(scoring(trace), key=lambda s: s.id)
     used = {s.device for s in forwards}
     servers = [d for d in trace.header.devices if d.name in used]
     if len(trace.header.prompts) != 1 or not forwards or (len(servers) < 2 and not preempted(trace)):
@@ -66,11 +66,6 @@ def server_pool(trace: Trace) -> ServersView | None:
         "forwards": _columns(trace, forwards, servers),
         "drafts": _drafts(trace),
     }
-
-
-def _forwards(trace: Trace) -> list[Span]:
-    scoring = (s for s in trace.spans if s.kind in SCORING and side(s) == "target" and s.rank == 0)
-    return sorted(scoring, key=lambda s: s.id)
 
 
 def _columns(trace: Trace, forwards: list[Span], servers: list[Device]) -> ForwardColumns:

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, TypedDict
 
 from specscope.traces.facts.calibration import chance_of
 from specscope.traces.facts.imported import NO_TOKEN, shown_piece, shown_text
-from specscope.traces.facts.places import NO_NODE
+from specscope.traces.facts.joined import LOST, NO_NODE, JoinedRound, decisions_of_output, joined, spans_by_id
+from specscope.traces.facts.places import has_trees
 from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from specscope.engine.trace.events import Commit, Decision, Top
     from specscope.engine.trace.trace import Trace
 
 TOP = 5
 """Most probable tokens shown of a distribution."""
-Nodes = dict[int, "Decision"]
-"""The judged nodes of one round's draft, by index."""
 
 
 class DecisionView(TypedDict, total=False):
@@ -70,8 +69,7 @@ class TokenView(DecisionView, NumberedView):
 
 def committed(trace: Trace) -> Iterator[TokenView]:
     clock = decoding_clock(trace)
-    lost = ("rejected", "discarded")
-    decisions = {(d.sequence, d.position): d for d in trace.decisions if d.outcome not in lost}
+    decisions = decisions_of_output(trace)
     last: dict[int, tuple[float, float]] = {}
     for index, commit in enumerate(trace.commits):
         now = clock(commit.time)
@@ -114,25 +112,12 @@ def _top(top: Top) -> list[tuple[int, float | None]]:
     return [(token, short(p)) for token, p in top[:TOP]]
 
 
-def judged_drafts(decisions: Iterable[Decision]) -> dict[tuple[int, int], Nodes]:
-    drafts: dict[tuple[int, int], Nodes] = {}
-    for d in decisions:
-        if d.node != NO_NODE:
-            drafts.setdefault((d.sequence, d.step), {})[d.node] = d
-    return drafts
-
-
-def is_tree(nodes: Nodes) -> bool:
-    return any(d.parent != d.node - 1 for d in nodes.values())
-
-
-def by_branch(decisions: Iterable[Decision]) -> list[Decision]:
-    """Return decisions with each draft's nodes depth first: branch after branch.
+def by_branch(trace: Trace) -> list[Decision]:
+    """Return the decisions with each draft's nodes depth first: branch after branch.
 
     Chains, and decisions about tokens outside a judged draft, keep their order.
     """
-    rows = list(decisions)
-    ranks = {draft: _ranks(nodes) for draft, nodes in judged_drafts(rows).items()}
+    ranks = {draft: _ranks(one.nodes) for draft, one in joined(trace).items()}
     first = dict[tuple[int, int], int]()
 
     def key(item: tuple[int, Decision]) -> tuple[int, int, int]:
@@ -142,13 +127,13 @@ def by_branch(decisions: Iterable[Decision]) -> list[Decision]:
         draft = d.sequence, d.step
         return first.setdefault(draft, index), ranks[draft][d.node], index
 
-    return [d for _, d in sorted(enumerate(rows), key=key)]
+    return [d for _, d in sorted(enumerate(trace.decisions), key=key)]
 
 
-def _ranks(nodes: Nodes) -> dict[int, int]:
+def _ranks(nodes: dict[int, Decision]) -> dict[int, int]:
     """Return the place of each node, depth first."""
     children: dict[int, list[int]] = {}
-    for node in sorted(nodes, reverse=True):
+    for node in reversed(nodes):
         parent = nodes[node].parent
         children.setdefault(parent if parent in nodes and parent < node else NO_NODE, []).append(node)
     ranks, waiting = dict[int, int](), [*children.get(NO_NODE, ())]
@@ -184,19 +169,17 @@ def ghosts(trace: Trace) -> Iterator[GhostView]:
     sibling was accepted in its place. Of a run in progress, drafts of incomplete rounds are left
     out.
     """
-    clock = decoding_clock(trace)
-    times = {(r.sequence, r.step): r.time for r in trace.rounds}
-    ends = {s.id: s.end for s in trace.spans}
-    nodes = {(d.sequence, d.step, d.node): d for d in trace.decisions if d.node != NO_NODE}
-    forks, starts = _forks(trace), _branch_starts(nodes)
+    clock, rounds, spans = decoding_clock(trace), joined(trace), spans_by_id(trace)
+    starts = {key: _branch_starts(one) for key, one in rounds.items()}
     last = dict[tuple[int, int, int], int]()
-    for d in by_branch(trace.decisions):
-        incomplete = trace.footer is None and (d.sequence, d.step) not in times
-        if d.outcome not in ("rejected", "discarded") or incomplete:
+    for d in by_branch(trace):
+        key, judged = (d.sequence, d.step), rounds.of(d).round
+        if d.outcome not in LOST or (trace.footer is None and judged is None):
             continue
-        fork = forks.get((d.sequence, d.step), d.position)
-        before = min(fork, d.position) if d.node == NO_NODE else starts[d.sequence, d.step, d.node]
-        place = (d.sequence, d.step, before)
+        before = starts[key].get(d.node, d.position)
+        if d.node == NO_NODE:
+            before = min(before, d.position)
+        place = (*key, before)
         branch = d.node != NO_NODE and last.get(place, d.parent) != d.parent
         last[place] = d.node
         yield {
@@ -207,28 +190,25 @@ def ghosts(trace: Trace) -> Iterator[GhostView]:
             "text": shown_piece(trace, d.token),
             "outcome": d.outcome,
             "step": d.step,
-            "t": clock(times.get((d.sequence, d.step), ends.get(d.draft_span, 0))),
+            "t": clock(judged.time if judged else spans[d.draft_span].end if d.draft_span in spans else 0),
             "branch": branch,
             **decided(trace, d),
         }
 
 
-def _forks(trace: Trace) -> dict[tuple[int, int], int]:
-    """Return where a round's drafts left the text: at its first rejection, or at lost siblings."""
-    rejected, lost = dict[tuple[int, int], int](), dict[tuple[int, int], int]()
-    for d in trace.decisions:
-        if d.node != NO_NODE and d.outcome in ("rejected", "discarded"):
-            (rejected if d.outcome == "rejected" else lost).setdefault((d.sequence, d.step), d.position)
-    return lost | rejected
+def _branch_starts(one: JoinedRound) -> dict[int, int]:
+    """Return the position of the first token on each node's branch that was not accepted.
 
-
-def _branch_starts(nodes: Mapping[tuple[int, int, int], Decision]) -> dict[tuple[int, int, int], int]:
-    """Return the position of the first token on each node's branch that was not accepted."""
-    starts: dict[tuple[int, int, int], int] = {}
-    for (sequence, step, node), d in sorted(nodes.items(), key=lambda item: item[1].position):
-        parent = nodes.get((sequence, step, d.parent))
+    That of `NO_NODE` is where the draft left the text: its first rejection, or lost siblings.
+    """
+    starts, nodes = dict[int, int](), one.nodes
+    for node, d in sorted(nodes.items(), key=lambda item: item[1].position):
+        parent = nodes.get(d.parent)
         own = parent is None or parent.outcome == "accepted" or parent.position >= d.position
-        starts[sequence, step, node] = d.position if own else starts[sequence, step, d.parent]
+        starts[node] = d.position if own else starts[d.parent]
+    lost = [d for d in nodes.values() if d.outcome in LOST]
+    if lost:
+        starts[NO_NODE] = next((d for d in lost if d.outcome == "rejected"), lost[0]).position
     return starts
 
 
@@ -258,15 +238,13 @@ class TreeView(TypedDict):
 
 def trees(trace: Trace) -> list[TreeView]:
     clock = decoding_clock(trace)
-    own_tokens = {(d.sequence, d.step): d for d in trace.decisions if d.node == NO_NODE and d.rule}
-    drafts, rows = judged_drafts(trace.decisions), list[TreeView]()
+    rows = list[TreeView]()
     for r in trace.rounds:
-        nodes = drafts.get((r.sequence, r.step), {})
-        if is_tree(nodes):
-            decisions = [nodes[n] for n in sorted(nodes)]
-            own = own_tokens.get((r.sequence, r.step))
-            if own and r.emitted > r.accepted:
-                decisions.append(own)
+        one = joined(trace).of(r)
+        decisions = [*one.nodes.values()]
+        if has_trees(decisions):
+            if one.own and r.emitted > r.accepted:
+                decisions.append(one.own)
             rows.append(row_of(TreeView, r, t=clock(r.time), nodes=_columns(trace, decisions)))
     return rows
 

@@ -18,6 +18,7 @@ from zlib import crc32
 from specscope.engine.errors import UsageError
 from specscope.engine.sampling.draws import Draws, Key
 from specscope.traces.facts.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin, shown_text
+from specscope.traces.facts.joined import decisions_of_output, joined
 from specscope.traces.facts.places import slots_of
 from specscope.traces.whatif.ranks import Ranked, drawn_choices, guesses, next_choices
 from specscope.traces.whatif.rates import RecordedRates, TestedDraft
@@ -157,18 +158,13 @@ class _Text:
     @classmethod
     def of(cls, trace: Trace, rows: list[Commit]) -> _Text:
         start, sequence = rows[0].position, rows[0].sequence
-        decisions = [d for d in trace.decisions if d.sequence == sequence and d.position >= start]
-        own = {
-            d.position - start: d
-            for d in decisions
-            if d.outcome == "accepted" or (d.node < 0 and d.outcome != "discarded")
-        }
+        decided = decisions_of_output(trace).items()
+        own = {place - start: d for (i, place), d in decided if i == sequence and place >= start}
         tokens = [c.token for c in rows]
         while (after := own.get(len(tokens))) and after.token != NO_TOKEN:
             tokens.append(after.token)
         begun = {c.step: i for i, c in reversed([*enumerate(rows)])}
-        imported = origin(trace.header) is not None
-        return cls(rows, begun, own, tuple(tokens), _tests(decisions, start, len(tokens), imported=imported))
+        return cls(rows, begun, own, tuple(tokens), _tests(trace, rows[0], len(tokens)))
 
     def place(self, index: int) -> int:
         """Return the place in a draft, from 1, that a token has or would have."""
@@ -189,22 +185,19 @@ class _Text:
         return Draws(crc32(repr([c.token for c in self.rows]).encode()), self.rows[0].sequence)
 
 
-def _tests(
-    decisions: Iterable[Decision], start: int, size: int, *, imported: bool
-) -> dict[int, tuple[int, Decision]]:
-    """Return the tests of a `_Text`.
+def _tests(trace: Trace, first: Commit, size: int) -> dict[int, tuple[int, Decision]]:
+    """Return the tests of a `_Text` from its first token on.
 
     A draft without a drafter's span was copied from the text, except in imported runs.
     """
-    drafts = sorted((d for d in decisions if d.node >= 0), key=lambda d: (d.step, d.node))
-    first: dict[int, int] = {}
-    for d in drafts:
-        first[d.step] = min(d.position, first.get(d.step, d.position))
+    imported = origin(trace.header) is not None
     tests: dict[int, tuple[int, Decision]] = {}
-    for d in drafts:
-        tested = d.outcome in ("accepted", "rejected") and d.position - start < size
-        if tested and (imported or d.draft_span >= 0):
-            tests.setdefault(d.position - start, (d.position - first[d.step] + 1, d))
+    for (sequence, _), one in sorted(joined(trace).items(), key=lambda item: item[0]):
+        for d in one.nodes.values() if sequence == first.sequence else ():
+            index = d.position - first.position
+            tested = d.outcome in ("accepted", "rejected") and 0 <= index < size
+            if tested and (imported or d.draft_span >= 0):
+                tests.setdefault(index, (d.position - one.start + 1, d))
     return tests
 
 

@@ -20,11 +20,13 @@ from specscope.engine.trace.events import Chain, Commit, Decision, Forked, Heade
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
 from specscope.traces.facts.imported import NO_TOKEN, UNKNOWN_TEXT
+from specscope.traces.facts.joined import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from specscope.engine.trace.events import Top
+    from specscope.traces.facts.joined import JoinedRound
     from specscope.traces.whatif.recording import RecordedOutput, RecordedRun
 
 CONTEXT = 1 << 20
@@ -57,11 +59,10 @@ class Script:
         known = {i for output in outputs for i in (*output.prompt, *output.target)}
         known |= {d.token for output in outputs for d in output.tests.values()}
         known |= {i for d in recorded.documents for i in d.tokens}
-        copied = {(c.step, c.sequence) for c in replay.copies}
         trace = replace(
             replay,
             header=self._header(replay.header),
-            decisions=[self._decision(d, copied) for d in replay.decisions],
+            decisions=[self._decision(d, joined(replay).of(d)) for d in replay.decisions],
             commits=[self._commit(c) for c in replay.commits],
             documents=[replace(d, tokens=tuple(map(self._recorded, d.tokens))) for d in replay.documents],
             forks=self._forks(replay.forks),
@@ -118,8 +119,8 @@ class Script:
         output = self.recording.outputs[c.sequence]
         return replace(c, position=len(output.prompt) + self._index(c.sequence, c.position))
 
-    def _decision(self, d: Decision, copied: Set[tuple[int, int]]) -> Decision:
-        new, drafted = self.recording.new, (d.step, d.sequence) not in copied
+    def _decision(self, d: Decision, one: JoinedRound) -> Decision:
+        new, drafted = self.recording.new, not one.copied
         output, index = self.recording.outputs[d.sequence], self._index(d.sequence, d.position)
         kept: dict[str, Any] = {
             "position": len(output.prompt) + index,
