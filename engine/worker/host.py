@@ -278,11 +278,11 @@ class Host:
     def _judge_round(self, found: Found, draft: Draft) -> Judgement:
         """Judge a round by the numbers that the device compared (SpecScopeError if it differs)."""
         sampling, size = self.forwards.run.sampling, self.forwards.models[found.asked.target].vocab_size
-        prefix, facts, drawn = found.prefix, found.facts, found.asked.drawn and not sampling.greedy
+        prefix, facts, asked = found.prefix, found.facts, found.asked
         if facts.tokens != draft.ids:
             raise SpecScopeError(f"the device drafted {facts.tokens}, the host {draft.ids}")
-        given = (facts.verdict, found.asked.form, facts.nodes, draft, size)
-        rows = TreeRows(*given, drawn=drawn, sampled=not sampling.greedy)
+        given = (facts.verdict, asked.form, facts.nodes, draft, size)
+        rows = TreeRows(*given, drawn=asked.drawn, sampled=not sampling.greedy)
         draws = self._draws(prefix.sequence)
         judgement = judge(rows, draft, self._q_row, position=len(prefix), sampling=sampling, draws=draws)
         rows.check(judgement)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from specscope.engine.model.static import GraphPool
     from specscope.engine.sampling.draws import Draws
     from specscope.engine.sampling.forms import DraftForm
+    from specscope.engine.types import Sampling
     from specscope.engine.worker.forwards import Forwards
 
 
@@ -56,13 +57,13 @@ class AskedRound(NamedTuple):
     kept: int
     """Nodes that are verified; 0 for all."""
     drawn: bool
-    """Whether the tokens are drawn from q, at any temperature but 0."""
+    """Whether the tokens are drawn from q; never at temperature 0."""
     chain: bool
     tail: int
     """Last tokens of the prefix that a drafting head does not read."""
 
     @classmethod
-    def of(cls, job: Propose | Score) -> AskedRound | None:
+    def of(cls, job: Propose | Score, sampling: Sampling) -> AskedRound | None:
         """Return what a job asks for; None if it needs a host between the forwards."""
         if len(job.prefixes) != 1:
             return None
@@ -73,7 +74,7 @@ class AskedRound(NamedTuple):
                 return None
             if not (plans := job.shape.plans(job.levels[0])):
                 return None
-            how = (job.sampled, job.chain, job.masked_tail)
+            how = (job.sampled and not sampling.greedy, job.chain, job.masked_tail)
             return cls(job.then, job.model, sequence, plans, job.shape.total, *how)
         special = job.best or job.greedy or job.stage or job.chunks or job.drafts[0][0]
         if special or len(job.judges) != 1 or job.judges[0].skip or job.judges[0].typical:
@@ -120,19 +121,20 @@ class Found(NamedTuple):
         """
         assert self.facts.drafted is not None, "it has drafted"
         (start, end), cells = self.facts.drafted.times[number], self.facts.drafted.cells[number]
-        head, read, context = self.head, len(self.prefix), self.cached[0] if not number else 0
-        work = None
+        head, levels, read = self.head, len(self.asked.plans), len(self.prefix)
+        work, masks = None, 0
         if head is not None and head.layer is None:
             assert head.from_state is not None, "it reads a state"
-            levels = len(self.asked.plans) if isinstance(head.from_state, AllLevels) else number
-            rows, work = max(rows, 1), head.from_state.work(levels)
-        else:
-            if head is not None and head.layer is not None:
-                read -= 1 + self.asked.tail
-                work = head.layer.guessed if number else head.layer.exact
-            masks = len(self.asked.plans) - 1 + self.asked.tail if head and not head.keeps else 0
-            rows, context = (rows, read + before) if number else (read - context + masks, context)
-        return Stamp("draft", start, end, rows, context, cells=cells, work=work)
+            work = head.from_state.work(levels if isinstance(head.from_state, AllLevels) else number)
+            return Stamp("draft", start, end, max(rows, 1), 0, cells=cells, work=work)
+        if head is not None and head.layer is not None:
+            read -= 1 + self.asked.tail
+            work = head.layer.guessed if number else head.layer.exact
+            masks = 0 if head.keeps else levels - 1 + self.asked.tail
+        if number:
+            return Stamp("draft", start, end, rows, read + before, cells=cells, work=work)
+        known = self.cached[0]
+        return Stamp("draft", start, end, read - known + masks, known, cells=cells, work=work)
 
     def verification(self, drafted: int) -> list[Stamp]:
         """Return the stamps of the verification and of the judgement of so many tokens."""
@@ -201,7 +203,7 @@ class Rounds:
 
         The caller passes it to `record` when it is judged.
         """
-        asked, begun = AskedRound.of(job), self._begun
+        asked, begun = AskedRound.of(job, self._forwards.run.sampling), self._begun
         if asked is None or begun is None or not begun.starts(asked, job.prefixes[0]):
             self.end()
             begun = None
@@ -210,13 +212,16 @@ class Rounds:
         prefix = job.prefixes[0]
         cached = self._cached(asked, prefix)
         length = len(prefix)
-        if begun is None and not (self._has_room(asked, length) and self._can_start(asked, cached, length)):
-            return None
-        running = (
-            begun.round if begun else self._launch(asked, len(prefix), self._start(asked, prefix, cached))
-        )
-        after, self._begun = len(prefix) + len(asked.plans) + 1, None
-        if job.ahead and self._runs_ahead(asked) and self._has_room(asked, after):
+        if begun is None:
+            if not (self._has_room(asked, length) and self._can_start(asked, cached, length)):
+                return None
+            start = RoundStart(prefix.tokens.tolist(), self._missing(asked, cached, length))
+            running = self._launch(asked, length, start)
+        else:
+            running = begun.round
+        after, self._begun = length + len(asked.plans) + 1, None
+        runs_ahead = job.ahead and self._decoder(asked.target).device.type in AHEAD
+        if runs_ahead and self._has_room(asked, after):
             self._begun = _Begun(asked, self._launch(asked, after, None), prefix.tokens)
         return Found(asked, prefix, running.read(self._forwards.clock), cached, self._head(asked))
 
@@ -238,9 +243,6 @@ class Rounds:
         slot, cache = self._forwards.slot(sequence), self._forwards.cache(name)
         cache.keep(slot, np.arange(cached))
         cache.append(Rows.chain(slot, text[cached:], cached))
-
-    def _runs_ahead(self, asked: AskedRound) -> bool:
-        return self._decoder(asked.target).device.type in AHEAD
 
     def _able(self, asked: AskedRound) -> bool:
         forwards, head = self._forwards, self._head(asked)
@@ -297,13 +299,9 @@ class Rounds:
         most = 2 if head is None else len(asked.plans) + 1
         return known and 1 <= self._missing(asked, cached, length) <= most
 
-    def _start(self, asked: AskedRound, prefix: Prefix, cached: tuple[int, int]) -> RoundStart:
-        return RoundStart(prefix.tokens.tolist(), self._missing(asked, cached, len(prefix)))
-
     def _launch(self, asked: AskedRound, bound: int, start: RoundStart | None) -> DeviceRound:
         forwards, sampling, head = self._forwards, self._forwards.run.sampling, self._head(asked)
-        drawn = asked.drawn and not sampling.greedy
-        key = asked.target, asked.drafter, NumberLines.of(asked.form, drawn=drawn)
+        key = asked.target, asked.drafter, NumberLines.of(asked.form, drawn=asked.drawn)
         if key not in self._devices:
             layer = asked.drafter and (head is None or head.layer is not None)
             decoder = self._decoder(asked.drafter) if layer else None
@@ -316,7 +314,7 @@ class Rounds:
         elif head is None and asked.drafter:
             columns = min(columns, self._decoder(asked.drafter).vocab_size)
         slot = forwards.slot(asked.sequence)
-        how = (features, columns, sampling, drawn, asked.chain)
+        how = (features, columns, sampling, asked.drawn, asked.chain)
         kind = RoundKind(slot, asked.plans, asked.kept, asked.tail, *how)
         if asked.sequence not in self._draws:
             self._draws[asked.sequence] = self._draws_of(asked.sequence)
