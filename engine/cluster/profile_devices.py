@@ -144,11 +144,8 @@ def tokens_of(pair: Pair, tokens: str | Trace | Source) -> tuple[Mapping[str, Lo
         scripted = _scripted(tokens)
         models, source = scripted(len(pair.tokenizer), avoid=avoid), tokens
     names = ("target", *map(drafter_key, range(len(models) - 1)))
-    return {name: partial(_same, model) for name, model in zip(names, models, strict=True)}, source
-
-
-def _same(model: LanguageModel, **_: object) -> LanguageModel:
-    return model
+    loaders: list[Loader] = [lambda model=model, **_: model for model in models]
+    return dict(zip(names, loaders, strict=True)), source
 
 
 def _remembering(loader: Loader) -> Loader:

@@ -25,7 +25,6 @@ from specscope.engine.cluster.placement import Placement, RunWorkers, on_one_gpu
 from specscope.engine.cluster.probing import CONTEXT, NEW_TOKENS
 from specscope.engine.cluster.prompts import Plain, Prompt, encode, ids_of, settled, shown
 from specscope.engine.cluster.ray_devices import aligned_clocks
-from specscope.engine.drafting.admission import Costs
 from specscope.engine.drafting.pace import Probe
 from specscope.engine.drafting.planner import Best, Plan
 from specscope.engine.drafting.suffix import Finished
@@ -184,7 +183,8 @@ class Cluster:
             if finished is not None:
                 request = replace(request, finished=finished)
             if load is not None and load.policy in LENGTHS:
-                request = replace(request, costs=self._costs(cancel, measuring))
+                known, measured = self.placement.pool.costs, self._measurements.costs
+                request = replace(request, costs=known() if known else measured(cancel, measuring))
             trace = self._execute(request, listener, cancel)
             if self._plans and load is None:
                 learn(self._measurements.learned, trace, plan, self._measurements.verify)
@@ -226,10 +226,6 @@ class Cluster:
         if load.policy == MINEDRAFT:
             self.placement.pool.check_apart(layout, load.policy)
         return layout
-
-    def _costs(self, cancel: threading.Event, measuring: Callable[[], None]) -> Costs | None:
-        known = self.placement.pool.costs
-        return known() if known else self._measurements.costs(cancel, measuring)
 
     def _with_eos(self, limits: Limits) -> Limits:
         return Limits(limits.max_new_tokens, limits.stop, tuple(sorted({*limits.eos, *self.pair.eos})))

@@ -36,7 +36,8 @@ class RoundLengths:
         rates = [self._own[number] if self._each else self._all for number in asked]
         survivals = np.array([rate.survivals(most) for rate in rates])
         possible = np.arange(most) < np.array([*asked.values()])[:, None]
-        nodes = np.array([self._mean_nodes(level) for level in range(most)])
+        counts = (self._nodes[level] for level in range(most))
+        nodes = np.array([nodes / drafts if drafts else 1.0 for nodes, drafts in counts])
         rule = by_survival if self._each else by_batch
         found = rule(Prospect(np.where(possible, survivals, 0.0), nodes, others), self._costs)
         return dict(zip(asked, found.places.tolist(), strict=True))
@@ -49,7 +50,3 @@ class RoundLengths:
             for level, count in enumerate(levels):
                 self._nodes[level][0] += count
                 self._nodes[level][1] += 1
-
-    def _mean_nodes(self, level: int) -> float:
-        nodes, drafts = self._nodes[level]
-        return nodes / drafts if drafts else 1.0
