@@ -193,11 +193,12 @@ def _tests(trace: Trace, first: Commit, size: int) -> dict[int, tuple[int, Decis
     imported = origin(trace.header) is not None
     tests: dict[int, tuple[int, Decision]] = {}
     for (sequence, _), one in sorted(joined(trace).items(), key=lambda item: item[0]):
+        before = one.start - 1
         for d in one.nodes.values() if sequence == first.sequence else ():
             index = d.position - first.position
             tested = d.outcome in ("accepted", "rejected") and 0 <= index < size
             if tested and (imported or d.draft_span >= 0):
-                tests.setdefault(index, (d.position - one.start + 1, d))
+                tests.setdefault(index, (d.position - before, d))
     return tests
 
 
