@@ -28,7 +28,9 @@ MOST_ANALYSED = 20_000
 OPENING = 40
 """Rounds whose tokens the first document has, over all runs."""
 MOST_ROUNDS = 1000
-"""Most rounds of a range."""
+"""Most rounds of a range of steps."""
+MOST_OF_A_STEP = 10_000
+"""Most rounds of one step, which may have one for each sequence."""
 MOST_RUNS = 8
 FURTHEST = 1e12
 """Largest time of a window in ms, 30 years, and largest step."""
@@ -58,6 +60,7 @@ class LongRuns:
         sizes = long_runs(store, ids)
         if store is None or sizes is None:
             return None
+        _check_number(ids)
         share = max(1, OPENING // len(ids))
         runs = (
             long_run(size, store.opening(run, size, share), *store.columns(run, size))
@@ -73,16 +76,16 @@ class LongRuns:
         """Return the tokens and decisions of a range of steps of a run."""
         if not 0 <= first <= last < FURTHEST:
             raise UsageError(f"steps {first} to {last} are not a range; the first one is at least 0")
-        found = store_of(self._service).steps(self._id(name), first, last, MOST_ROUNDS)
+        most = MOST_ROUNDS if first < last else MOST_OF_A_STEP
+        found = store_of(self._service).steps(self._id(name), first, last, most)
         if found is None:
-            raise UsageError(f"steps {first} to {last} have more than {MOST_ROUNDS} rounds; ask for fewer")
+            raise UsageError(f"steps {first} to {last} have more than {most} rounds; ask for fewer")
         return range_view(found)
 
     def aligned(self, names: str, sequence: int, low: float, high: float) -> AlignedPart:
         """Return the tokens of the first run in a window (ms), and the others' same tokens."""
         ids = [name.split("~")[0] for name in names.split(",") if name][: MOST_RUNS + 1]
-        if len(ids) > MOST_RUNS:
-            raise UsageError(f"more than {MOST_RUNS} runs are requested; choose fewer")
+        _check_number(ids)
         runs = [(self._id(name), self._size(name)) for name in ids]
         if not runs:
             raise UsageError("0 runs are requested; choose at least one")
@@ -101,6 +104,11 @@ class LongRuns:
     def _id(self, name: str) -> str:
         run = self._service.find(name)
         return name if run is None else run.run_id
+
+
+def _check_number(ids: Sequence[str]) -> None:
+    if len(ids) > MOST_RUNS:
+        raise UsageError(f"more than {MOST_RUNS} runs are requested; choose fewer")
 
 
 def _ns(ms: float, size: Extent) -> int:
@@ -122,7 +130,7 @@ class _Stored:
         return self.store.line(self.run, self.size, sequence)
 
     def clock(self, ns: int) -> float:
-        return round((ns - self.size.begin) / 1e6, 3)
+        return round((ns - self.size.begin) / 1000) / 1000
 
     def row(self, view: RowView, first: int, shown: int) -> PartRow:
         if view["reason"]:

@@ -3,6 +3,7 @@
 
 const SOON = 20000; // spans of runs whose whole document is fetched without asking
 const MOST_AT_ONCE = 200; // rounds whose tokens are asked for
+const MOST_OF_A_STEP = 10000; // those of one step, which may be one for each sequence
 const AFTER = 500; // ms until the waits are asked for: after the first picture
 
 /** The rounds of a run by time: {rows, t}. */
@@ -26,7 +27,16 @@ function covers(run, from, to) {
   if (!run.long) return true;
   const { rows } = roundLine(run);
   const [first, last] = roundsIn(run, from, to);
-  return first === last || (run.part.first <= rows[first].step && rows[last - 1].step <= run.part.last);
+  for (let i = first; i < last; i++) {
+    if (rows[i].step < run.part.first || rows[i].step > run.part.last) return false;
+  }
+  return true;
+}
+
+/** The first and the last step of rounds: those of several sequences need not be in order of time. */
+function stepsOf(rows) {
+  const steps = rows.map((row) => row.step);
+  return [Math.min(...steps), Math.max(...steps)];
 }
 
 /** Which tokens of a long run are here. */
@@ -64,7 +74,8 @@ class LongRuns {
         const answer = await this.source.spans(run.id);
         if (this.runs.includes(run)) this.take(run, answer);
       } catch (error) {
-        this.problem = `The waits cannot be loaded: ${error.message}.`;
+        Object.assign(run, { told: true, untold: `The waits cannot be loaded: ${error.message}.` });
+        this.problem = run.untold;
         this.say();
       }
     }
@@ -87,6 +98,7 @@ class LongRuns {
       const answer = await this.source.rounds(run.id, ...steps);
       this.problem = "";
       if (this.runs.includes(run)) this.take(run, answer);
+      if (String(this.missing(run)?.steps) === String(steps)) throw new Error("they are not those of the window");
     } catch (error) {
       this.problem = `The tokens of the window cannot be loaded: ${error.message}.`;
     } finally {
@@ -100,10 +112,12 @@ class LongRuns {
   missing(run) {
     const [from, to] = this.viewer.gantt.range;
     const [first, last] = roundsIn(run, from, to);
-    if (last - first > MOST_AT_ONCE || covers(run, from, to)) return null;
     const { rows } = roundLine(run);
-    const margin = Math.min(last - first, (MOST_AT_ONCE - last + first) >> 1);
-    return { run, steps: [first > margin ? rows[first - margin].step : 0, rows[Math.min(rows.length, last + margin) - 1].step] };
+    const oneStep = last > first && last - first <= MOST_OF_A_STEP && new Set(rows.slice(first, last).map((row) => row.step)).size === 1;
+    if ((last - first > MOST_AT_ONCE && !oneStep) || covers(run, from, to)) return null;
+    const margin = Math.max(0, Math.min(last - first, (MOST_AT_ONCE - last + first) >> 1));
+    const [low, high] = stepsOf(rows.slice(Math.max(0, first - margin), last + margin));
+    return { run, steps: [first > margin ? low : 0, high] };
   }
 
   /** Put an answer into a run. Tracks stay the same objects: the timeline's rows have them. */

@@ -53,8 +53,10 @@ class RangePanel {
     this.node.hidden = !range;
     if (!range) return this.node.replaceChildren();
     const [from, to] = range;
-    const missing = this.viewer.model.runs.some((run) => run.long && !run.told);
-    const rows = missing ? [] : figuresIn(this.viewer.model.runs, (run) => this.viewer.tracks.of(run), from, to);
+    const { runs } = this.viewer.model;
+    const missing = runs.find((run) => run.untold)?.untold
+      ?? (runs.some((run) => run.long && !run.told) && "The waits of the run are loading; the figures follow.");
+    const rows = missing ? [] : figuresIn(runs, (run) => this.viewer.tracks.of(run), from, to);
     const button = (name, title, action) => el("button", { type: "button", class: "ss-button ss-wide-button", title, onclick: action }, name);
     return this.node.replaceChildren(
       el("div", { class: "ss-range-head" }, el("h3", {}, `${ms(from)} to ${ms(to)}`), el("span", { class: "ss-badge" }, ms(to - from)),
@@ -62,7 +64,7 @@ class RangePanel {
         button("zoom", "Zoom to the range", () => this.viewer.gantt.zoomTo(from, to)),
         button("CSV", "Save these figures as a file", () => this.save(rows)),
         button("close", "Close ( Esc )", () => this.viewer.select(null))),
-      missing ? el("p", { class: "ss-note" }, "The waits of the run are loading; the figures follow.")
+      missing ? el("p", { class: "ss-note" }, missing)
       : el("div", { class: "ss-scroll", ...scrolls("Figures of the range") }, table("Figures of the range", RANGE_HEAD,
         rows.map((row) => row.map((value, i) => (i < 3 ? value : i === 3 ? number(value, 0) : ms(value)))))));
   }

@@ -233,8 +233,10 @@ def _head_size(pool: Pool, head: HeadFile) -> HeadSize:
     if pool.spans and not tied:  # the last stage has no embeddings
         numbers += config.vocab_size * config.hidden_size
     weights = numbers * itemsize
-    kv_numbers = max(1, config.heads) * config.layer().kv_numbers if kind.layered else 0
-    cached = len(config.features) * config.hidden_size + kv_numbers
+    cached = len(config.features) * config.hidden_size
+    if kind.layered:  # a layer that drafts further tokens reads its own states
+        states = 0 if kind.sized_by else config.hidden_size
+        cached += max(1, config.heads) * (config.layer().kv_numbers + states)
     return HeadSize(config.kind, head, weights, cached * itemsize)
 
 

@@ -62,7 +62,8 @@ class HeadConfig:
     vocab_size: int
     """V, the target's; 0 if a published head does not name it."""
     heads: int = 0
-    """Heads, or layers of which each drafts its own place (mtp); 0: any number of places."""
+    """How many heads there are, or MTP layers that each draft one place. 0 if one layer drafts all
+    places."""
     layers: int = 1
     masks: int = 0
     """K, number of mask tokens (parallelspec_medusa, parallelspec_eagle)."""

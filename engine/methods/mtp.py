@@ -38,8 +38,10 @@ class Config:
 
 def plan(cfg: Config, situation: Situation) -> Config:
     """Choose gamma where it is 0; UsageError if the head has a layer for each place, and fewer."""
-    levels = situation.head_levels(HEAD) or LONGEST
-    check_range("gamma", cfg.gamma, 0, levels)
+    own = situation.head_levels(HEAD)
+    levels = own or LONGEST
+    if own:
+        check_range("gamma", cfg.gamma, 0, own)
     if cfg.gamma:
         return cfg
     chosen = situation.planned({"gamma": levels}, best_tree)

@@ -347,7 +347,7 @@ class Model:
         if early is not None and window is None and typical is None and early.of(prefix, draft):
             self._early = None
             self._dispatcher.emitter.flush()
-            return await early.verdict()
+            return replace(await early.verdict(), draft=draft)  # which may have rows of the method
         columns = ((prefix,), (draft,), (window,), (typical,))
         return (await self._calls.join(self.role, self._verify, columns))[0]
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RECORDED = "recorded"
 """The method of a recorded run, and the entry of its environment with the start of its clock."""
 LAYERS = "layers"
-"""The setting of a recording whose draft has one token of each layer, so that none is longer."""
+"""The setting with the number of layers that each draft one token. No draft can be longer."""
 OUTCOMES = ("done", "cancelled")
 STATUSES = tuple(status for status in get_args(Status) if status != "running")
 """How a recording may end."""

@@ -16,7 +16,10 @@ _NOTEBOOK = "specscope.app.notebook.run"
 
 @dataclass(repr=False)
 class Trace(TraceRows):
-    """The header of a run, its rows, and its footer once it has ended."""
+    """The header of a run, its rows, and its footer once it has ended.
+
+    Lists of rows grow; a row in them is never replaced, for figures are kept until a list grows.
+    """
 
     header: Header
     footer: Footer | None = field(default=None, kw_only=True)

@@ -44,7 +44,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 MAX_LINES = {
     "README.md": 113 + len(COMMANDS) + len(METHODS),
     "ARCHITECTURE.md": 120,
-    "CONTRIBUTING.md": 151,
+    "CONTRIBUTING.md": 157,
 } | {f"docs/{page}": 250 for page in ("devices.md", *(f"methods/{name}.md" for name in PAGES))}
 MAX_ARCHITECTURE_WORDS = 900
 EVENTS = {kind.tag: kind for kind in (events.Header, *events.KINDS, events.Footer)}

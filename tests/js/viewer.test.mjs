@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { createContext, runInContext } from "node:vm";
 
-const scripts = ["packed", "columns", "model", "dom", "batch", "geometry", "gantt", "calibration", "audit"];
+const scripts = ["packed", "columns", "model", "dom", "batch", "geometry", "gantt", "calibration", "audit", "long"];
 const viewer = createContext({ INSETS: [] }); // batch.js and others register their views there
 for (const name of scripts) {
   runInContext(readFileSync(new URL(`../../assets/viewer/${name}.js`, import.meta.url), "utf8"), viewer);
@@ -12,7 +12,8 @@ for (const name of scripts) {
 const names = `unpack stepAt copiesAt moments neighbour findSpan sourceOf copiedPlaces sourceTexts rowsOfSpan linked
   upperBound lineOf visible intervalAt sharesOf sharesBySums busyOf busyBefore movingShares
   calibrationBins calibrationSentence CALIBRATION auditMarks AUDIT
-  geometry fitWindow roundTicks loadSteps tokenMarks SIZE Gantt`.split(/\s+/);
+  geometry fitWindow roundTicks loadSteps tokenMarks SIZE Gantt
+  LongRuns covers roundsIn`.split(/\s+/);
 const own = runInContext(`({ ${names.join(", ")} })`, viewer);
 
 /** A value of the scripts' own realm as plain data. */
@@ -181,4 +182,33 @@ test("the sentence of a place names its tests, its error, and what does not coun
   assert.equal(own.calibrationSentence(place), "Place 2: 1200 tested tokens, q 0.50 on average, 75 % accepted, 70 % expected by the rule; "
     + "expected calibration error 0.250. Tokens behind the first rejection were never tested and do not count.");
   assert.match(own.calibrationSentence({ ...place, place: 0, expected: null }), /^All places: .* 75 % accepted; expected calibration/);
+});
+
+/** The ranges of steps that a window of a long run asks for, one after the other, until its tokens are here. */
+function asked(rounds, range) {
+  const long = run({ long: {}, rounds, part: { first: 0, last: 0 } }), ranges = [];
+  const ask = Object.assign(Object.create(own.LongRuns.prototype), { viewer: { gantt: { range } } });
+  for (let query = ask.missing(long); query && ranges.length < 5; query = ask.missing(long)) {
+    const [first, last] = query.steps;
+    long.part = { first, last };
+    ranges.push([first, last]);
+  }
+  return { ranges, here: own.covers(long, ...range) };
+}
+
+test("a window asks once for its rounds, also where steps of several sequences are not in the order of time", () => {
+  const order = Array.from({ length: 60 }, (_, i) => [5 * i + 1, 5 * i + 3, 5 * i + 4, 5 * i + 5, 5 * i + 2]).flat();
+  const rounds = order.map((step, t) => ({ step, t }));
+  for (let from = 1; from < 280; from++) {
+    for (const width of [0, 1, 2, 4, 9]) {
+      const { ranges, here } = asked(rounds, [from - 0.1, from + width + 0.1]);
+      assert.ok(here && ranges.length <= 1 && ranges.every(([first, last]) => first <= last), `${from} + ${width}: ${ranges}`);
+    }
+  }
+});
+
+test("one step of many sequences is asked for whole, a wide window not at all", () => {
+  const rounds = Array.from({ length: 900 }, (_, i) => ({ step: 1 + Math.floor(i / 300), t: 1 + Math.floor(i / 300) }));
+  equal(asked(rounds, [1.9, 2.1]), { ranges: [[2, 2]], here: true });
+  equal(asked(rounds, [0, 4]), { ranges: [], here: false });
 });

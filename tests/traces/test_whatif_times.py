@@ -124,6 +124,17 @@ def test_the_rows_of_a_mixture_share_experts(path):
     assert "ms each further row that shares no expert" in " ".join(sentences(what_if(mixed, change)))
 
 
+@pytest.mark.parametrize("held", [8, 0])
+def test_forwards_that_read_all_experts_tell_nothing_of_a_rows_share(path, held):
+    trace, baseline = loop(path), plain(path.with_name("plain.jsonl"))
+    whole = replace(
+        trace, routed=[Routed(span.id, held, held) for span in trace.spans if span.kind == "verify"]
+    )
+    for other in (None, baseline):
+        assert own_times(whole, other) == own_times(trace, other)
+        assert rates_of(whole, measure(whole), other) == rates_of(trace, measure(trace), other)
+
+
 def test_rows_that_cost_an_unknown_time_are_named(path):
     result = what_if(loop(path), Change(config={"gamma": 2}))
     said = " ".join(sentences(result))

@@ -31,7 +31,8 @@ _DECISION, _FORK = schema.ROWS[Decision], schema.ROWS[Forked]
 _PREFILL = (_SPAN.c.kind == "prefill") & (_SPAN.c.step == 0)
 
 BESIDE = 2
-"""Steps on either side of a range that tell what became of its drafts: two batches take turns."""
+"""Further steps read on either side of a range. They tell what became of its drafts; two batches
+that take turns need two."""
 
 
 class Extent(NamedTuple):

@@ -22,10 +22,13 @@ def rows_read(rows: float, chosen: float) -> float:
 
 
 def share_chosen(trace: Trace, spans: Iterable[Span]) -> float:
-    """Return the share of a mixture's experts that a row chooses; 0 for another model."""
+    """Return the share of a mixture's experts that a row chooses.
+
+    0 for another model, and where forwards read all experts, from which no share follows.
+    """
     rows = {span.id: span.rows for span in spans if span.rows > 0}
     reads = [read for read in trace.routed if read.span in rows]
-    if not reads:
+    read, held = sum(r.experts for r in reads), sum(r.held for r in reads)
+    if read >= held:
         return 0.0
-    share = sum(read.experts for read in reads) / sum(read.held for read in reads)
-    return 1 - (1 - share) ** (1 / fmean(rows[read.span] for read in reads))
+    return 1 - (1 - read / held) ** (1 / fmean(rows[r.span] for r in reads))

@@ -22,21 +22,22 @@ LOST = frozenset({"rejected", "discarded"})
 
 
 def once(find: Callable[[Trace], Found]) -> Callable[[Trace], Found]:
-    """Return `find` so that a trace keeps what was found until its lists are others or longer.
+    """Return a function that calls `find` again only after a trace has new lists, or longer ones.
 
-    A row is never replaced in its list, and nobody changes what was found.
+    Rows are never replaced within a list. Nobody changes a result.
     """
 
     @wraps(find)
     def kept(trace: Trace) -> Found:
         lists = [getattr(trace, name) for name in LISTS.values()]
         rows = trace.header, trace.footer, lists, [*map(len, lists)]
-        known: tuple[Any, dict[Any, Found]] = vars(trace).get("_kept", (None, {}))
+        known: tuple[Any, dict[str, Found]] = vars(trace).get("_kept", (None, {}))
         if known[0] != rows:
             known = vars(trace)["_kept"] = rows, {}
-        if find not in known[1]:
-            known[1][find] = find(trace)
-        return known[1][find]
+        name = f"{find.__module__}.{find.__name__}"  # a trace that is pickled takes it along
+        if name not in known[1]:
+            known[1][name] = find(trace)
+        return known[1][name]
 
     return kept
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 View = TypeVar("View")
 Maker = TypeVar("Maker", bound=Callable[..., Any])
 Rows: TypeAlias = Literal["rounds", "spans", "all", "sums"]
-"""Rows of a run: those of a range of rounds, all spans and rounds, all, or all for sums of them."""
+"""Which rows a section needs, in the order of the names: those of a range of rounds; all spans and
+rounds; all rows; all rows, because it sums them."""
 
 
 class Section(NamedTuple):
@@ -33,7 +34,7 @@ class Section(NamedTuple):
     one: bool
     """Whether it is one value or null, not a list."""
     need: Rows
-    """The rows that it is made of; one of a range of rounds is a list."""
+    """The rows that it is made of. A section of a range of rounds is a list."""
     secret: bool
     """Whether it tells texts of the prompt: empty if these are redacted."""
     tokens: Callable[[Any], Iterable[int]]
@@ -62,6 +63,8 @@ def section(
     tokens: Callable[[Any], Iterable[int]] = lambda _: (),
 ) -> Callable[[Maker], Maker]:
     """Make a function the section `name` of the document; for the others see `Section`."""
+    if one and need == "rounds":
+        raise ValueError(f"section {name} is one value of a whole run: need must be spans, all or sums")
 
     def declare(make: Maker) -> Maker:
         _SECTIONS[name] = Section(title, make, one, need, secret, tokens)

@@ -35,7 +35,7 @@ KINDS = get_args(SpanKind)
 OUTCOMES, MODES = (get_args(get_args(names)[1]) for names in (SpanOutcome, Mode))
 PREFILL = KINDS.index("prefill")
 STEPPED = ("tokens", "ghosts", "rounds")
-"""Rows with a step that are cut to the range, as those of sections are."""
+"""Lists beside the sections whose rows have a step; they are cut to the range, too."""
 
 
 def long_document(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def _numbers(values: Sequence[float]) -> Any:
 
 def numeric(column: NDArray[Any], *, per: int = 1) -> dict[str, Any]:
     """Return a packed column of finite numbers, in the smallest type that holds them."""
-    most = int(np.abs(column).max(initial=0)) if column.dtype.kind == "i" else 2**31
+    ends = (int(column.min(initial=0)), int(column.max(initial=0))) if column.dtype.kind == "i" else (2**31,)
+    most = max(map(abs, ends))
     name = next((name for name, (_, bits) in _TYPES.items() if most < 2**bits), "Float64")
     data = column.astype(_TYPES[name][0]).tobytes()
     return {"type": name, "data": b64encode(data).decode(), "per": per}

@@ -208,7 +208,7 @@ def _line(
     if known and singles and read > 1:
         single = fmean((s.end - s.start) / 1e3 for s in singles)
         slope = (us_mean - single) / (read - 1)
-    elif known and len({*rows}) > 1:
+    elif known and len({*sizes}) > 1:
         slope = linear_regression(sizes, us).slope
     else:
         known = False

@@ -76,6 +76,8 @@ def test_a_targets_own_layer_drafts_as_in_transformers(tmp_path, family):
     folder = publish(family, tmp_path / "target")
     with specscope.open(Pair.of(folder), runtime="local-thread", device="cpu") as cluster:
         assert "declares" not in cluster.note, "the layer is there"
+        longest = cluster.run("mtp", PROMPT, config={"gamma": 32}, limits=Limits(40))
+        assert len(drafts(longest)[1]) == 32
         trace = cluster.run("mtp", PROMPT, config={"gamma": 3}, limits=Limits(16))
     target = declaring(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
     x, done = list(PROMPT), trace.token_ids()
