@@ -246,7 +246,7 @@ def test_the_papers_are_computed_when_the_tab_opens_and_filtered_by_keyboard(pag
     expect(content).to_have_count(0)
     page.get_by_role("tab", name="Papers").click()
     content.wait_for()
-    expect(content.locator(".paper")).to_have_count(7)
+    expect(content.locator(".paper")).to_have_count(8)
     assert page.evaluate("document.documentElement.scrollHeight") < 12_000, "the tables are folded"
     assert seen(content, "tr[data-is]") == 0
     assert seen(content, ".trust tbody tr") > 12
@@ -255,7 +255,7 @@ def test_the_papers_are_computed_when_the_tab_opens_and_filtered_by_keyboard(pag
     )
 
     visible = content.locator(".paper:visible")
-    expect(visible).to_have_count(7)
+    expect(visible).to_have_count(8)
     choices.get_by_role("radio", name="PEARL", exact=True).focus()
     page.keyboard.press("Space")
     expect(visible).to_have_count(1)
