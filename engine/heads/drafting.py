@@ -98,7 +98,7 @@ row holds for its whole frontier. Called level by level."""
 
 
 class HeadForwards(Protocol):
-    """One head's forwards after several prefixes, on a worker (`engine.worker.drafting`)."""
+    """One head's forwards after several prefixes, on a worker (`engine.worker.head_forwards`)."""
 
     @property
     def masked_tail(self) -> int:

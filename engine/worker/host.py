@@ -32,10 +32,11 @@ from specscope.engine.sampling.draws import Draws, argmax
 from specscope.engine.sampling.rows import Case, read
 from specscope.engine.sampling.verdict import TreeRows
 from specscope.engine.types import Draft, DraftToken, Judgement, Prefix, RowRef, Sampling
-from specscope.engine.worker.drafting import Drafting, draft, prefill, read_round
+from specscope.engine.worker.drafting import Drafting, draft, read_round
 from specscope.engine.worker.exchange import Exchange, ProcessRanks
 from specscope.engine.worker.fan import fan
 from specscope.engine.worker.forwards import NO_DRAFT, Forwards, measure
+from specscope.engine.worker.head_forwards import prefill
 from specscope.engine.worker.jobs import (
     PREFILL_ROWS,
     Abandon,

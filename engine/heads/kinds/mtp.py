@@ -73,6 +73,8 @@ def _read(path: Path, _: Mapping[str, Any], shapes: TensorShapes) -> Published:
             f"{path} has {len(found)} layers for drafting (MTP), among them {plain_name(wrong[0])}; the first must be "
             f"{layers[0]} and the others follow it"
         )
+    if len(layers) > MOST:
+        raise ModelError(f"{path} has {len(layers)} layers for drafting (MTP); at most {MOST} can be run")
     names = dict[str, str]()
     for place, layer in enumerate(layers):
         within = f"places.{place}." if len(layers) > 1 else ""

@@ -16,7 +16,7 @@ from specscope.engine.heads.find import load_head
 from specscope.engine.heads.packed import Frozen, Texts, pack, states_of
 from specscope.engine.layout import Packing
 from specscope.engine.types import Prefix, Sampling
-from specscope.engine.worker.drafting import PackedForwards
+from specscope.engine.worker.head_forwards import PackedForwards
 from specscope.engine.worker.host import Host
 from specscope.engine.worker.jobs import Begin, Grown, LoadModel, Prefill
 from tests.engine.model import tiny

@@ -207,6 +207,17 @@ def test_a_gguf_file_that_cannot_be_run_is_named_for_what_it_is(tmp_path, capsys
     assert f"architecture '{arch}' is not supported: it is {what}" in told
 
 
+def test_a_checkpoint_with_very_many_layers_is_refused_before_they_are_made(tmp_path):
+    folder = publish("llama", tmp_path / "target", 2)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors |= {f"model.layers.{i}.enorm.weight": torch.ones(1) for i in range(5, 203)}
+    save_file(tensors, file, {"format": "pt"})
+    with specscope.open(Pair.of(folder), runtime="local-thread", device="cpu") as cluster:
+        with pytest.raises(ModelError, match="has 200 layers for drafting .MTP.; at most 64 can be run"):
+            cluster.run("mtp", PROMPT, limits=Limits(3))
+
+
 def test_tensors_of_further_layers_that_draft_nothing_are_refused(tmp_path):
     folder = publish("llama", tmp_path / "target")
     file = folder / "model.safetensors"
