@@ -20,11 +20,6 @@ const FATES = {
   open: "Its token is not decided yet.",
   unknown: "The file does not say whether its tokens were accepted.",
 };
-const DRAFTING = new Set(["draft", "glue", "branch"]); // kinds of spans whose work can be in vain
-const FATE_OF_BRANCHES = {
-  glue: "No branch after it was taken: the work was wasted.",
-  branch: "None of its tokens was accepted: the work was wasted.",
-};
 const BANDS = {
   both: "both busy",
   draft: "only the drafter works",
@@ -162,10 +157,10 @@ function spanCard(run, { track, index }) {
   const fate = spans.fate[index];
   const { rows, copies } = linked(run, { span: spans.id[index] });
   const tokens = [...rows];
-  const lost = isLost(fate);
+  const lost = isLost(fate), kind = KINDS[spans.kind[index]];
   return [
     el("h4", {}, swatch(kindsOf(spans)[index], lost, fate === "cancelled"), spans.kind[index], el("span", { class: "ss-chip" }, track.label)),
-    FATES[fate] && DRAFTING.has(spans.kind[index]) || fate === "cancelled" ? el("p", {}, (lost && fate !== "cancelled" && FATE_OF_BRANCHES[spans.kind[index]]) || FATES[fate]) : null,
+    FATES[fate] && kind.drafts || fate === "cancelled" ? el("p", {}, (lost && fate !== "cancelled" && kind.vain) || FATES[fate]) : null,
     ...copies.map((copy) => copyNote(run, copy)),
     facts([
       ["duration", ms(spans.end[index] - spans.start[index])],
@@ -200,7 +195,9 @@ function bandCard([kind, from, to]) {
 
 function swatch(kind, lost = false, cancelled = false) {
   const look = cancelled ? " ss-called-off" : lost ? " ss-lost" : "";
-  return el("i", { class: `ss-swatch ss-k-${kind}${look}`, "aria-hidden": "true" });
+  const node = el("i", { class: `ss-swatch ss-k-${kind}${look}`, "aria-hidden": "true" });
+  if (kind in KINDS) node.style.cssText = `--ss-fill: var(--ss-${kind}); --ss-edge: var(--ss-${kind}-edge)`;
+  return node;
 }
 
 /** The one floating card of a viewer. */

@@ -18,7 +18,7 @@ class FanView {
   update(run) {
     this.shown = undefined;
     this.size = { places: Math.max(...run.fans.map(({ trunk }) => trunk.length)) + 1, guesses: Math.max(...run.fans.flatMap(guessRanks)) + 1 };
-    this.steps = new Map(run.tracks.flatMap(({ spans }) => spans.id.flatMap((id, i) => (DRAFTING.has(spans.kind[i]) ? [[id, spans.step[i]]] : []))));
+    this.steps = new Map(run.tracks.flatMap(({ spans }) => spans.id.flatMap((id, i) => (KINDS[spans.kind[i]].drafts ? [[id, spans.step[i]]] : []))));
     run.rounds.forEach((r) => this.steps.set(r.span, r.step));
     entitle(this, run, "Speculation cache", headNote(hitsText(run.hits)), this.large);
     setProps(this.body, scrolls("Branches of a round"));

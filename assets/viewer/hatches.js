@@ -2,9 +2,7 @@
 
 const COLOURS = [
   "ink", "muted", "line", "card", "grid", "hatch", "accepted", "rejected", "bonus",
-  "draft", "draft-edge", "verify", "verify-edge", "pre-verify", "pre-verify-edge", "prefill", "prefill-edge",
-  "glue", "glue-edge", "branch", "branch-edge",
-  "calibrate", "calibrate-edge", "communicate", "communicate-edge", "sample", "sample-edge", "other", "other-edge", "step", "step-edge", "draft-second", "draft-second-edge", "verify-second", "verify-second-edge", "queue", "queue-edge",
+  ...Object.keys(KINDS).flatMap((kind) => [kind, `${kind}-edge`]),
   "band-both", "band-draft", "band-target", "band-none", "strip-draft", "strip-verify",
   "wait-draft", "wait-verify", "wait-communication", "wait-queue", "wait-host",
 ];

@@ -20,7 +20,7 @@ function grow(run, delta, origins) {
     known.add(id);
     insertSpan(track, {
       id, kind: spans.kind[i], start: spans.start[i] - origin, end: spans.end[i] - origin, step: spans.step[i], rows: spans.rows[i],
-      context: spans.context[i], fate: spans.outcome[i] === "cancelled" ? "cancelled" : DRAFTING.has(spans.kind[i]) ? "open" : "kept",
+      context: spans.context[i], fate: spans.outcome[i] === "cancelled" ? "cancelled" : KINDS[spans.kind[i]].drafts ? "open" : "kept",
     });
     run.to = Math.max(run.to, spans.end[i] - origin);
   });

@@ -106,18 +106,6 @@ function waitsOf({ label, waits }) {
     .map(([name, lengths]) => summary(label, name, lengths));
 }
 
-/** The words of kinds of work whose name needs some. */
-const KINDS = {
-  "pre-verify": "pre-verify (a draft's first token, while it is drafted)",
-  glue: "glue (the drafter reads the draft that is verified)",
-  branch: "branch (one more token for each guessed outcome)",
-  other: "other work",
-  step: "a whole step, not divided",
-  queue: "requests wait for a KV slot",
-  "draft-second": "draft, second batch",
-  "verify-second": "verify, second batch",
-};
-
 /** The legend of colours and lines; only those that the runs contain. */
 function legend(model) {
   const item = (kind, label, lost) => el("li", {}, swatch(kind, lost), label);
@@ -131,7 +119,7 @@ function legend(model) {
   const ink = (outcome, label) => el("li", {}, el("span", { class: `ss-ink ss-${outcome}` }, label));
   const bands = new Set(model.runs.flatMap((run) => run.band.map(([kind]) => kind)));
   return el("ul", { class: "ss-legend", "aria-label": "Legend" },
-    ["draft", "draft-second", "glue", "branch", "verify", "verify-second", "pre-verify", "calibrate", "communicate", "sample", "other", "step", "prefill", "queue"].filter((k) => kinds.has(k)).map((k) => item(k, KINDS[k] ?? k)),
+    Object.keys(KINDS).filter((k) => kinds.has(k)).map((k) => item(k, KINDS[k].words ?? k)),
     lost ? item("draft", "discarded work", true) : null,
     fates.has("cancelled") ? el("li", {}, swatch("verify", true, true), "cancelled work") : null,
     ["verify", "draft", "communication", "queue", "host"].filter((r) => reasons.has(r)).map((r) => item(`wait-${r}`, WAITS[r])),

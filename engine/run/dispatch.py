@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from specscope.engine.errors import WorkerDied
-from specscope.engine.trace.events import Part, Routed, Row, Span, SpanKind
+from specscope.engine.trace.events import AFTER, Part, Routed, Row, Span, SpanKind
 from specscope.engine.types import Prefix
 from specscope.engine.worker.jobs import Drop, Job, Reply
 from specscope.engine.worker.worker import Ticket
@@ -205,7 +205,7 @@ class Dispatcher:
             rank = 0 if stamp.alone else stamp.lane
             alone = end - stamp.communicated
             span = Span(number, device, kind, start, alone, *origin, *size, rank)
-            forwards = work.chunks and kind not in ("sample", "communicate")
+            forwards = work.chunks and kind not in AFTER
             if forwards:
                 span = self._emit_chunks(work, span, stamp.lane)
             if span.rows or not forwards:

@@ -22,6 +22,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from specscope.engine.errors import OutOfMemory, SpecScopeError, WorkerDied
+from specscope.engine.trace.events import AFTER
 from specscope.engine.types import Judgement
 from specscope.engine.worker.exchange import exchange_memory
 from specscope.engine.worker.jobs import (
@@ -298,4 +299,4 @@ class _Stages:
 def _on_lane(reply: Reply, number: int) -> Iterator[Stamp]:
     """Yield a stage's stamps with its lane; judging is not a part of the split forward."""
     for stamp in reply.stamps:
-        yield stamp._replace(lane=number, alone=stamp.kind in ("sample", "communicate"))
+        yield stamp._replace(lane=number, alone=stamp.kind in AFTER)

@@ -60,6 +60,14 @@ SpanKind = Literal[
     "other",
     "step",
 ]
+DRAFTS = frozenset[SpanKind]({"draft", "glue", "branch"})
+"""Kinds of spans that draft, or that only drafts need."""
+SCORES = frozenset[SpanKind]({"verify", "pre-verify"})
+"""Kinds of spans in which the target judges drafts, or makes tokens of its own."""
+FORWARDS = frozenset[SpanKind]({*DRAFTS, *SCORES, "calibrate"})
+"""Kinds of spans that are forwards while decoding."""
+AFTER = frozenset[SpanKind]({"sample", "communicate"})
+"""Kinds of spans that follow a forward, and are no part of it."""
 SpanOutcome = Annotated[str, Literal["done", "cancelled"]]
 PartKind = Literal["attention", "exchange"]
 Role = Annotated[str, Literal["target", "drafter"]]

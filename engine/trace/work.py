@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from specscope.engine.errors import UsageError, shown
-from specscope.engine.trace.events import NO_DEVICES, Device, SpanKind
+from specscope.engine.trace.events import DRAFTS, NO_DEVICES, SCORES, Device, SpanKind
 from specscope.engine.trace.given import choice, text
 
 if TYPE_CHECKING:
@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 KINDS: tuple[str, ...] = get_args(SpanKind)
 ROLES = ("drafter", "target", "drafter+target")
-DRAFTS = frozenset({"draft", "glue", "branch"})
-SCORES = frozenset({"verify", "pre-verify"})
 MOST_DRAFTS = 4096
 """Spans of a sequence that wait for the round of their tokens; older ones are forgotten."""
-_SIDES = dict.fromkeys(DRAFTS, "drafter") | dict.fromkeys(SCORES, "target")
+_SIDES: dict[str, str] = {**dict.fromkeys(DRAFTS, "drafter"), **dict.fromkeys(SCORES, "target")}
 
 
 EACH = 2**24

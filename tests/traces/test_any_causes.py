@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import specscope
 from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import DRAFTS
 from specscope.engine.trace.trace import Trace
 from specscope.traces.facts import waiting
 from specscope.traces.facts.metrics import measure
@@ -102,7 +103,7 @@ def test_each_drafter_has_its_own_drafts_and_times(case):
         assert int(accepted) == found["accepted"]
         assert int(tested) == found["accepted"] + found["rejected"]
         assert share == (f"{100 * int(accepted) / int(tested):.0f}" if int(tested) else "")
-        time = sum(s.end - s.start for s in trace.spans if s.device == name and s.kind in waiting.DRAFTS)
+        time = sum(s.end - s.start for s in trace.spans if s.device == name and s.kind in DRAFTS)
         assert float(each.replace(",", "")) == pytest.approx(time / MS / found.total(), rel=6e-3)
     assert not re.search(r"\b(?:nan|inf|None)\b", verdicts(trace))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "assets" / "viewer"
 _ORDER = (
+    "kinds.js",
     "packed.js",
     "model.js",
     "dom.js",

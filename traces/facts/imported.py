@@ -11,13 +11,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from specscope.engine.trace.events import OTHERS
+from specscope.engine.trace.events import DRAFTS, FORWARDS, OTHERS
 from specscope.engine.trace.header import SERVER, STATED
 from specscope.engine.trace.ranges import NO_TOKEN
 from specscope.engine.trace.recorder import RECORDED
-from specscope.engine.trace.work import DRAFTS
 from specscope.traces.facts.definitions import FACTS, FIGURES
-from specscope.traces.facts.waiting import FORWARDS, divided
+from specscope.traces.facts.waiting import divided
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

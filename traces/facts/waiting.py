@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import DRAFTS, FORWARDS, SCORES
 from specscope.traces.facts.joined import joined, once
 
 if TYPE_CHECKING:
@@ -44,10 +45,6 @@ Active: TypeAlias = "Counter[tuple[str, bool]]"
 """(side, whether it moves data) -> the number of devices with such a span."""
 Working: TypeAlias = frozenset[tuple[str, bool]]
 """The same without the numbers."""
-DRAFTS = frozenset({"draft", "glue", "branch"})
-"""Kinds of spans that draft, or that only drafts need."""
-FORWARDS = frozenset({*DRAFTS, "verify", "pre-verify", "calibrate"})
-"""Kinds of spans that are forwards while decoding."""
 JUDGED = ("", "discarded", "rejected", "accepted")
 """Outcomes of the tokens of one draft; the last one that any of them has counts."""
 Clock = Callable[[int], float]
@@ -427,9 +424,7 @@ def preempted(trace: Trace) -> list[Span]:
 
 def scoring(trace: Trace) -> list[Span]:
     """Return the target's forwards that score drafts, of several ranks the leader's."""
-    return [
-        s for s in trace.spans if side(s) == "target" and s.kind in ("verify", "pre-verify") and s.rank == 0
-    ]
+    return [s for s in trace.spans if side(s) == "target" and s.kind in SCORES and s.rank == 0]
 
 
 def sp_degree(trace: Trace) -> int:

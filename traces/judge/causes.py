@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from specscope.engine.trace.events import DRAFTS
 from specscope.traces.facts import waiting
 from specscope.traces.facts.imported import is_timed, origin
 from specscope.traces.facts.metrics import measure
@@ -97,7 +98,7 @@ def by_drafter(trace: Trace) -> str:
     busy, fates = Counter[str](), defaultdict[str, Counter[str]](Counter)
     places = {span.id: span.device for span in trace.spans if span.model == "drafter"}
     for span in trace.spans:
-        if span.kind in waiting.DRAFTS:
+        if span.kind in DRAFTS:
             busy[places.get(span.id, "")] += span.end - span.start
     for d in trace.decisions:
         if d.outcome in FATES and d.draft_span in places:

@@ -16,10 +16,11 @@ from collections import Counter
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, TypedDict
 
+from specscope.engine.trace.events import FORWARDS
 from specscope.traces.facts.imported import CACHED, origin
 from specscope.traces.facts.joined import spans_by_id
 from specscope.traces.facts.padding import finished, rounds_by_step, steps_of
-from specscope.traces.facts.waiting import FORWARDS, decoding_clock
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import section
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from specscope.engine.run.policies import MINEDRAFT
-from specscope.engine.trace.events import Span
+from specscope.engine.trace.events import DRAFTS, Span
 from specscope.engine.trace.header import SERVER
 from specscope.traces.facts import waiting
 from specscope.traces.facts.imported import SPANS_OF_DRAFTS, origin
@@ -163,7 +163,7 @@ def fate(kind: str, outcome: str, judged: str, undecided: str) -> str:
     """Return the fate of a span; `judged` is the best outcome of its tokens, empty without one."""
     if outcome == "cancelled":
         return "cancelled"
-    if kind not in waiting.DRAFTS or judged == "accepted":
+    if kind not in DRAFTS or judged == "accepted":
         return "kept"
     return judged or undecided
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Colocated, Layout, Separate
-from specscope.engine.trace.events import Span
+from specscope.engine.trace.events import AFTER, Span
 from specscope.traces.facts.imported import origin
 from specscope.traces.facts.places import has_trees
 
@@ -162,7 +162,7 @@ def _spans(trace: Trace, latency: Latency, places: Mapping[str, str], works: Wor
     spans, free = list[Span](), dict[str, int]()
     for span in _with_messages(trace):
         device = places[span.model]
-        if span.kind in ("communicate", "sample"):
+        if span.kind in AFTER:
             us = latency.sample_us if span.kind == "sample" else latency.communicate_us
         elif works is not None and span.model == "drafter":
             work = works(levels.get(span.step, 1), forwards[span.step])
@@ -187,7 +187,7 @@ def _with_messages(trace: Trace) -> Iterator[Span]:
         if span.kind == "sample" and span.rows:
             yield replace(span, id=forward + 1, kind="communicate")
             yield replace(span, id=forward + 2)
-        elif span.kind not in ("sample", "communicate"):
+        elif span.kind not in AFTER:
             forward = span.id
             yield span
 
