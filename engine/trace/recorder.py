@@ -18,9 +18,9 @@ from specscope.engine.trace.given import text as words
 from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import MOST_LINE, from_json, to_json
 from specscope.engine.trace.load import MachineLoad, Member
-from specscope.engine.trace.outputs import Given, Outputs, Spans
+from specscope.engine.trace.outputs import Outputs, Spans
 from specscope.engine.trace.pending import Pending
-from specscope.engine.trace.rounds import ids_of
+from specscope.engine.trace.rounds import checked, ids_of
 from specscope.engine.trace.work import Claims, Devices, Numbers, OpenSpan
 
 if TYPE_CHECKING:
@@ -338,10 +338,10 @@ class Recorder:
                     f"a round is {-at} ns before the recording's start; give a time of time.perf_counter_ns()"
                 )
             self._check_past("a round is", at)
-            names = ("" if name is None else name for name in (mode, reason))
-            choices = (texts, next(names), draft, verify, next(names))
-            given = Given(drafted, accepted, emitted, parents, q, p, top_q, top_p, *choices)
-            self._emit(*outputs.round(sequence, at, given))
+            place = outputs.place(sequence, at, verify)
+            judging = checked(str(place), drafted, accepted, emitted, parents, p, q, top_p, top_q)
+            mode, reason = ("" if name is None else name for name in (mode, reason))
+            self._emit(*outputs.round(place, judging, texts, draft, mode, reason))
             self._time = max(self._time, at)
 
     def discard(
