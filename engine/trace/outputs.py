@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
 
 from specscope.engine.errors import UsageError, shown
-from specscope.engine.trace.events import Commit, Piece, Row
-from specscope.engine.trace.given import MOST, choice, is_text, whole
-from specscope.engine.trace.ranges import MOST_TOKENS
+from specscope.engine.trace.events import Commit, Mode, Piece, Row
+from specscope.engine.trace.given import choice, is_text, whole
+from specscope.engine.trace.ranges import MOST_TOKENS, MOST_WHOLE
 from specscope.engine.trace.rounds import Judging, Place, ids_of, probabilities
 from specscope.engine.trace.rows import Committed, discarded, rows_of
 from specscope.engine.trace.work import OpenSpan
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 AHEAD = ("pre-verify", "post-verify")
 """Modes in which a token may be judged that was drafted during the verification."""
-MODES = ("", "plain", "verify", *AHEAD)
+MODES = ("", *get_args(get_args(Mode)[1]))
 REASONS = ("", "eos", "stop", "length")
 Spans: TypeAlias = "OpenSpan | int | Sequence[OpenSpan | int] | None"
 
@@ -116,7 +116,7 @@ class Outputs:
 
     def discard(self, sequence: int, time: int, drafted: Any, ahead: int, q: Any, draft: Spans) -> list[Row]:
         """Return the rows of drafted tokens that no round judges; see `Recorder.discard`."""
-        if (far := whole("ahead", ahead, -MOST)) < 0:
+        if (far := whole("ahead", ahead, -MOST_WHOLE)) < 0:
             raise UsageError(
                 f"discarded tokens begin {-far} before the output's end; give ahead= of 0 or more"
             )
@@ -188,5 +188,5 @@ class Outputs:
 
 def _check_spans(where: str, name: str, spans: Sequence[object]) -> None:
     for span in spans:
-        if not isinstance(span, OpenSpan) and not (type(span) is int and -1 <= span <= MOST):
+        if not isinstance(span, OpenSpan) and not (type(span) is int and -1 <= span <= MOST_WHOLE):
             raise UsageError(f"{name}= of {where} has {shown(span)}; give what span() returns, or its id")

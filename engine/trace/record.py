@@ -28,7 +28,8 @@ from specscope.engine.errors import UsageError, named_arguments, shown
 from specscope.engine.trace.appended import KeptLines, Lines
 from specscope.engine.trace.events import Device, Header
 from specscope.engine.trace.given import LAST, choice, file_path, flag, text, whole
-from specscope.engine.trace.recorder import RECORDED, Recorder, check_readable
+from specscope.engine.trace.header import check_readable
+from specscope.engine.trace.recorder import RECORDED, Recorder
 from specscope.engine.trace.stream import Stream
 from specscope.engine.trace.texts import TokenTexts
 from specscope.engine.trace.work import NO_TRACK, OpenSpan, devices_of

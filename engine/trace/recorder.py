@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from specscope.engine.errors import UsageError, one_line, shown
 from specscope.engine.trace.appended import Process
-from specscope.engine.trace.events import Event, Footer, Header, Status
-from specscope.engine.trace.given import LAST, MOST, choice, is_text, whole
+from specscope.engine.trace.events import Event, Footer, Header, SpanOutcome, Status
+from specscope.engine.trace.given import LAST, choice, is_text, whole
 from specscope.engine.trace.given import text as words
-from specscope.engine.trace.header import check_header
-from specscope.engine.trace.jsonl import MOST_LINE, from_json, to_json
+from specscope.engine.trace.header import check_readable
+from specscope.engine.trace.jsonl import to_json
 from specscope.engine.trace.load import MachineLoad, Member
 from specscope.engine.trace.outputs import Outputs, Spans
 from specscope.engine.trace.pending import Pending
+from specscope.engine.trace.ranges import MOST_WHOLE
 from specscope.engine.trace.rounds import checked, ids_of
 from specscope.engine.trace.work import Claims, Devices, Numbers, OpenSpan
 
@@ -34,7 +35,7 @@ RECORDED = "recorded"
 """The method of a recorded run, and the entry of its environment with the start of its clock."""
 LAYERS = "layers"
 """The setting with the number of layers that each draft one token. No draft can be longer."""
-OUTCOMES = ("done", "cancelled")
+OUTCOMES = get_args(get_args(SpanOutcome)[1])
 STATUSES = tuple(status for status in get_args(Status) if status != "running")
 """How a recording may end."""
 MOST_AHEAD_NS = 10**9
@@ -243,7 +244,7 @@ class Recorder:
         assert self._devices is not None, "the span has begun"
         try:
             line = work.line
-            fits = -1 <= work.rows <= MOST and -1 <= work.context <= MOST
+            fits = -1 <= work.rows <= MOST_WHOLE and -1 <= work.context <= MOST_WHOLE
         except (ValueError, TypeError):
             fits, line = False, b""
         if not fits:
@@ -400,14 +401,12 @@ class Recorder:
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is None or error is None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None:
             self.close()
         else:
-            status = "cancelled" if issubclass(kind, KeyboardInterrupt) else "failed"
-            why = "" if status == "cancelled" else one_line(f"{kind.__name__}: {error}")
             with suppress(Exception):  # the block's own error is the one to see
-                self.close(status, why)
+                self.close(*ended_by(error))
 
     def _rounds(self, sequence: Any, now: int) -> tuple[Outputs, int]:
         """Return what records the rounds of this process, and the number of a sequence."""
@@ -428,13 +427,8 @@ class Recorder:
         self._lines.write("".join(f"{to_json(event)}\n" for event in events).encode())
 
 
-def check_readable(header: Header) -> None:
-    """Raise UsageError for a header that cannot be read back."""
-    try:
-        line = to_json(header)
-        if len(line.encode()) > MOST_LINE:
-            raise ValueError(f"a header has more than {MOST_LINE} bytes")
-        from_json(line)
-        check_header(header)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UsageError(f"{one_line(error)}; give Python's own values: texts, numbers, lists") from None
+def ended_by(error: BaseException) -> tuple[Status, str]:
+    """Return the status of a recording that an error ends, and what the footer says of it."""
+    if isinstance(error, KeyboardInterrupt):
+        return "cancelled", ""
+    return "failed", one_line(f"{type(error).__name__}: {error}")

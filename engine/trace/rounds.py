@@ -9,7 +9,8 @@ from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from specscope.engine.errors import UsageError, shown
-from specscope.engine.trace.given import MOST_TOKEN, whole
+from specscope.engine.trace.given import whole
+from specscope.engine.trace.ranges import MOST_TOKEN
 from specscope.engine.types import Draft, DraftToken, Judged, Verdict
 
 if TYPE_CHECKING:
