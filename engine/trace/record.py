@@ -15,7 +15,6 @@ which on Linux is one clock for all processes of a machine. docs/instrument.md d
 from __future__ import annotations
 
 import os
-import platform
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from specscope.engine.environment import processor
+from specscope.engine.environment import machine
 from specscope.engine.errors import UsageError, named_arguments, shown
 from specscope.engine.trace.appended import KeptLines, Lines
 from specscope.engine.trace.events import Device, Header
@@ -172,13 +171,7 @@ def _streams(devices: Sequence[Device], events: Any) -> dict[str, Stream]:
 
 def environment() -> dict[str, Any]:
     """Return the machine, torch's threads, and the versions of the imported packages."""
-    facts: dict[str, Any] = {
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "processor": processor(),
-        "cores": os.cpu_count() or 1,
-    }
-    torch = sys.modules.get("torch")
+    facts, torch = machine(), sys.modules.get("torch")
     if torch is not None:
         facts["threads"] = torch.get_num_threads()
         if torch.cuda.is_initialized():

@@ -77,14 +77,11 @@ class Recorder:
         """The end of the last work."""
         self._pending = Pending(streams or {})
         self._closed = False
-        self._load: MachineLoad | None = None
-        """Of the process that opened the recording."""
-        self._member: Member | None = None
-        """Of a process that joined it."""
+        self._load: MachineLoad | Member | None = None
         if texts is None:
             self._pending.align()
             self._run(header)
-            self._member = Member(self._begin, header.environment[RECORDED].get("pid"))
+            self._load = Member(self._begin, header.environment[RECORDED].get("pid"))
         elif measured:
             self._load = MachineLoad()
 
@@ -128,7 +125,7 @@ class Recorder:
             if self._texts is not None:
                 self._outputs = Outputs(self._prompts, self._texts, self._rule, self._claims)
             self._run(header)
-            if self._load is not None:
+            if isinstance(self._load, MachineLoad):
                 self._load.start(begin)
             self._emit(header)
 
@@ -260,12 +257,12 @@ class Recorder:
         if work.end > self._time:
             self._time = work.end
         self._lines.write(line)
-        if self._member is not None and work.end > self._member.due:
-            self._tell(self._member)
+        if isinstance(self._load, Member) and work.end > self._load.due:
+            self._tell()
 
-    def _tell(self, load: MachineLoad | Member) -> None:
+    def _tell(self) -> None:
         """Record the load of the machine, if it is known."""
-        if (row := load.row()) is not None:
+        if self._load is not None and (row := self._load.row()) is not None:
             self._emit(row)
 
     def _sequence(self, sequence: Any, low: int) -> int:
@@ -386,13 +383,12 @@ class Recorder:
             try:
                 self._read_events(wait=True)
                 if self._texts is not None:
-                    outputs, _ = self._rounds(0, perf_counter_ns())
-                    if self._load is not None:
-                        self._tell(self._load)
+                    self.start()
+                self._tell()
+                if self._outputs is not None:
                     ended: Status = "failed" if left else status
-                    self._emit(Footer(ended, outputs.reasons, outputs.texts, self._time, why or left))
-                elif self._member is not None:
-                    self._tell(self._member)
+                    told = (self._outputs.reasons, self._outputs.texts)
+                    self._emit(Footer(ended, *told, self._time, why or left))
             finally:
                 self._lines.close()
             if left:
