@@ -233,7 +233,7 @@ class Draft:
     @property
     def depth(self) -> int:
         """The number of tokens of its longest path."""
-        return max(levels_of(self.parents), default=-1) + 1
+        return max(levels_of(t.parent for t in self.tokens), default=-1) + 1
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -280,7 +280,7 @@ class Prefix:
             return self
         import numpy as np  # recorded programs may have none
 
-        return replace(self, tokens=np.concatenate([self.tokens, np.asarray(ids, dtype=np.int64)]))
+        return Prefix(self.sequence, np.concatenate([self.tokens, np.asarray(ids, dtype=np.int64)]))
 
 
 class PoolUpdate(NamedTuple):

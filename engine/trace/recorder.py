@@ -11,7 +11,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, get_args
 
 from specscope.engine.errors import UsageError, one_line, shown
-from specscope.engine.trace.appended import Process
+from specscope.engine.trace.appended import Numbers, Process
 from specscope.engine.trace.events import Event, Footer, Header, SpanOutcome, Status
 from specscope.engine.trace.given import LAST, choice, is_text, whole
 from specscope.engine.trace.given import text as words
@@ -22,7 +22,7 @@ from specscope.engine.trace.outputs import Outputs, Spans
 from specscope.engine.trace.pending import Pending
 from specscope.engine.trace.ranges import MOST_WHOLE
 from specscope.engine.trace.rounds import checked, ids_of
-from specscope.engine.trace.work import Claims, Devices, Numbers, OpenSpan
+from specscope.engine.trace.work import Claims, Devices, OpenSpan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
