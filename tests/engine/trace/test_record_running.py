@@ -80,7 +80,7 @@ def test_processes_append_to_one_file_with_one_clock(path):
 
 
 def test_a_process_with_more_spans_than_ids_gets_further_ones(path, monkeypatch):
-    monkeypatch.setattr("specscope.engine.trace.work.EACH", 4)
+    monkeypatch.setattr("specscope.engine.trace.appended.EACH", 4)
     with specscope.record(path, devices=["drafter", "target"]) as rec:
         rec.start()
         with specscope.record(path, join=True) as other:
