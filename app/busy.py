@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import psutil
 
-from specscope.engine.cluster.occupancy import ProcessorTime, processor_time, used_by_others
+from specscope.engine.cluster.occupancy import processor_time
 from specscope.engine.trace.events import TOO_BUSY
-from specscope.engine.trace.load import used
+from specscope.engine.trace.load import ProcessorTime, used, used_by_others
 from specscope.traces.facts.comparable import OtherLoad
 
 __all__ = ["ProcessorTime", "busy_since", "busy_warning", "read_load"]
@@ -20,7 +18,7 @@ def read_load() -> ProcessorTime:
     On Linux workers that have ended count, too.
     """
     if (known := used()) is not None:
-        return ProcessorTime(known.at / 1e9, known.machine, {os.getpid(): known.own})
+        return known
     me = psutil.Process()
     return processor_time((me, *me.children(recursive=True)))
 

@@ -19,14 +19,17 @@ PACKAGES = ("specscope", "torch", "transformers", "accelerate", "numpy")
 def _fixed() -> dict[str, Any]:
     import torch
 
-    facts: dict[str, Any] = {
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return machine() | {"gpus": gpus} | {package: release(package) for package in PACKAGES}
+
+
+def machine() -> dict[str, Any]:
+    return {
         "python": platform.python_version(),
         "system": platform.system(),
         "processor": processor(),
         "cores": os.cpu_count() or 1,
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
-    return facts | {package: release(package) for package in PACKAGES}
 
 
 def release(package: str) -> str:

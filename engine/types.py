@@ -12,17 +12,18 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
 from specscope.engine.bounds import check_stops
 from specscope.engine.errors import UsageError, named_fields, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-Rule = Literal["ratio", "match", "target", "typical"]
+    import numpy as np
+
+Rule = Literal["", "ratio", "match", "target", "typical"]
 """What decided a token: rule 1 `ratio` (the draft was sampled), rule 2 `match` (the draft is a
-function of the prefix), `target` (no draft), or the lossy `typical`; see `engine/sampling/`."""
+function of the prefix), `target` (no draft), or the lossy `typical`; see `engine/sampling/`. Empty
+if a recorded program does not say it, or decided nothing."""
 
 Outcome = Literal["accepted", "rejected", "discarded"]
 Origin = Literal["accepted", "corrected", "bonus", "plain"]
@@ -232,10 +233,7 @@ class Draft:
     @property
     def depth(self) -> int:
         """The number of tokens of its longest path."""
-        depths = list[int]()
-        for t in self.tokens:
-            depths.append(1 if t.parent < 0 else depths[t.parent] + 1)
-        return max(depths, default=0)
+        return max(levels_of(t.parent for t in self.tokens), default=-1) + 1
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -249,6 +247,14 @@ class Draft:
     def __add__(self, other: Draft) -> Draft:
         """Return two chains as one."""
         return Draft(_chained(self.tokens + other.tokens), self.lease + other.lease)
+
+
+def levels_of(parents: Iterable[int]) -> list[int]:
+    """Return the level of each token of a draft, from 0; its parent is -1 or an earlier token."""
+    levels = list[int]()
+    for parent in parents:
+        levels.append(0 if parent < 0 else levels[parent] + 1)
+    return levels
 
 
 def _chained(tokens: tuple[DraftToken, ...]) -> tuple[DraftToken, ...]:
@@ -270,11 +276,11 @@ class Prefix:
     def __add__(self, more: Draft | Iterable[int]) -> Prefix:
         """Return the prefix followed by a chain."""
         ids = more.ids if isinstance(more, Draft) else tuple(more)
-        return (
-            replace(self, tokens=np.concatenate([self.tokens, np.asarray(ids, dtype=np.int64)]))
-            if ids
-            else self
-        )
+        if not ids:
+            return self
+        import numpy as np  # recorded programs may have none
+
+        return Prefix(self.sequence, np.concatenate([self.tokens, np.asarray(ids, dtype=np.int64)]))
 
 
 class PoolUpdate(NamedTuple):
@@ -331,6 +337,12 @@ class Judgement:
     @property
     def emitted(self) -> tuple[int, ...]:
         return self.accepted if self.own is None else (*self.accepted, self.own)
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The origin of each of these."""
+        accepted: tuple[Origin, ...] = ("accepted",) * len(self.accepted)
+        return accepted if self.origin is None else (*accepted, self.origin)
 
 
 @dataclass(frozen=True, kw_only=True)

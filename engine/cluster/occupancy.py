@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, Protocol
 
 import psutil
 
-from specscope.engine.trace.events import OTHERS, Device, Occupancy
-from specscope.engine.trace.load import SHORTEST
+from specscope.engine.trace.events import Device, Occupancy
+from specscope.engine.trace.load import ProcessorTime, others_row, used_by_others
 
 EVERY_S = 0.1
 """Seconds between two samples: about NVML's averaging period, and ten ticks of a core."""
@@ -177,16 +177,6 @@ def _uuid(index: int) -> str:
     return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 
-class ProcessorTime(NamedTuple):
-    """Processor time so far, in core seconds."""
-
-    wall: float
-    machine: float
-    """Of all programs."""
-    own: dict[int, float]
-    """Of each own process, by id."""
-
-
 def processor_time(processes: Iterable[psutil.Process]) -> ProcessorTime:
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
@@ -198,16 +188,7 @@ def processor_time(processes: Iterable[psutil.Process]) -> ProcessorTime:
         except psutil.Error:  # it has just ended
             continue
         seconds[process.pid] = used.user + used.system
-    return ProcessorTime(time.monotonic(), sum(times) - idle - guest, seconds)
-
-
-def used_by_others(before: ProcessorTime, after: ProcessorTime) -> float | None:
-    """Return the cores that other programs used between two readings; None for a short time."""
-    seconds = after.wall - before.wall
-    if seconds < SHORTEST:
-        return None
-    own = sum(used - before.own.get(pid, 0.0) for pid, used in after.own.items())
-    return max(0.0, after.machine - before.machine - own) / seconds
+    return ProcessorTime(time.perf_counter(), sum(times) - idle - guest, seconds)
 
 
 class OtherPrograms:
@@ -227,10 +208,7 @@ class OtherPrograms:
 
     def row(self, at: int) -> Occupancy | None:
         """Return the load until `at` (ns since the run's start) as a row; None for a short run."""
-        used = used_by_others(self._before, processor_time(self._processes))
-        if used is None:
-            return None
-        return Occupancy(OTHERS, at, min(1.0, used / (psutil.cpu_count() or 1)), 0)
+        return others_row(self._before, processor_time(self._processes), at)
 
 
 def read_own(kind: str) -> Reading | None:

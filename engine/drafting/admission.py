@@ -14,6 +14,7 @@ turns speculation off.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specscope.engine.drafting.pace import Curve
-from specscope.engine.types import Verdict
+from specscope.engine.types import Verdict, levels_of
 
 START = 0.8
 """Acceptance rate of a run's first place before any was judged."""
@@ -163,10 +164,5 @@ class PlaceRates:
 
 def offered(verdict: Verdict) -> list[int]:
     """Return the number of nodes at each level of a judged draft."""
-    levels, counts = list[int](), list[int]()
-    for parent in verdict.draft.parents:
-        level = levels[parent] + 1 if parent >= 0 else 0
-        levels.append(level)
-        counts += [0] * (level + 1 - len(counts))
-        counts[level] += 1
-    return counts
+    counts = Counter(levels_of(verdict.draft.parents))
+    return [counts[level] for level in range(len(counts))]

@@ -13,8 +13,8 @@ import numpy as np
 
 from specscope.engine.run.gathering import AtOnce
 from specscope.engine.run.models import Model
-from specscope.engine.trace.emitter import Committed
 from specscope.engine.trace.events import Document
+from specscope.engine.trace.rows import Committed
 from specscope.engine.types import Draft, Limits, Prefix, Verdict
 
 if TYPE_CHECKING:
@@ -243,8 +243,7 @@ class Run:
 
     def _append(self, verdict: Verdict) -> list[Committed]:
         sequence, committed = self.sequence(verdict.sequence), list[Committed]()
-        origins = ["accepted"] * len(verdict.accepted) + ([verdict.origin] if verdict.origin else [])
-        for token, origin in zip(verdict.emitted, origins, strict=True):
+        for token, origin in zip(verdict.emitted, verdict.origins, strict=True):
             if sequence.done:
                 break
             position = len(sequence.x)

@@ -36,6 +36,7 @@ from specscope.engine.types import (
     Rule,
     Sampling,
     Typical,
+    levels_of,
 )
 
 
@@ -201,12 +202,11 @@ class _Walk:
         )
 
     def discarded(self, draft: Draft, decided: set[int], position: int) -> tuple[Judged, ...]:
-        depths, judged = list[int](), list[Judged]()
-        for node, t in enumerate(draft.tokens):
-            depths.append(0 if t.parent < 0 else depths[t.parent] + 1)
+        judged = list[Judged]()
+        for node, (t, level) in enumerate(zip(draft.tokens, levels_of(draft.parents), strict=True)):
             if node not in decided:
                 rule: Rule = "typical" if self._chosen else "match" if t.q is None else "ratio"
-                where = (node, t.parent, position + depths[node])
+                where = (node, t.parent, position + level)
                 judged.append(Judged(*where, t.id, nan, t.probability, nan, rule, "discarded"))
         return tuple(judged)
 

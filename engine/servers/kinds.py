@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from specscope.engine.servers.address import Address, ServerError
 from specscope.engine.servers.counters import Counters, counters, metrics_of
 from specscope.engine.servers.steps import LlamaReader, Reader, VllmReader
-from specscope.engine.trace.given import MOST_TOKEN
+from specscope.engine.trace.ranges import MOST_TOKEN
 
 if TYPE_CHECKING:
     from specscope.engine.types import Limits, Sampling

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
-from specscope.engine.trace.given import MOST_TOKEN
-from specscope.engine.trace.ranges import LONGEST_DRAFT, NO_TOKEN
+from specscope.engine.trace.ranges import LONGEST_DRAFT, MOST_TOKEN, NO_TOKEN
 
 UNCOUNTED = (
     "The stream has no counts: vLLM sends them with --per-request-spec-decode-metrics, but not after a stop string, "

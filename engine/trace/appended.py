@@ -7,6 +7,7 @@ import stat
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from threading import RLock
 
@@ -26,6 +27,8 @@ CHECKED = 2**20
 """Bytes that are written between two looks at the file's size."""
 _SPARE = 16 * CHECKED
 """Bytes that processes may write meanwhile, before a reader's limit is reached."""
+EACH = 2**24
+"""Ids of a process; with the most bytes of a file they are below 2**53, as JavaScript needs."""
 
 
 class Process:
@@ -252,3 +255,25 @@ class KeptLines:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class Numbers:
+    """Ids of spans, which no two processes of a recording share: from 0 in the one that opened it.
+
+    Args:
+        place: A place in the recording's file that no process gets twice.
+        joined: Whether another process opened the recording.
+    """
+
+    def __init__(self, place: Callable[[], int], *, joined: bool) -> None:
+        self._place = place
+        self._ids = iter(range(0 if joined else EACH))
+
+    def next(self) -> int:
+        number = next(self._ids, -1)
+        return self._more() if number < 0 else number
+
+    def _more(self) -> int:
+        first = self._place() * EACH
+        self._ids = iter(range(first + 1, first + EACH))
+        return first

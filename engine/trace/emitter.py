@@ -1,35 +1,27 @@
-"""Turns rounds into events: decisions, commits and rounds, with the text of every token in them.
+"""Emits the rows of an engine's rounds, with the text of every token in them.
 
-Events are deferred until the workers have their next job, and emitted while the workers are busy.
+Rows are deferred until the workers have their next job, and emitted while the workers are busy.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, get_args
 
-from specscope.engine.trace.events import Commit, Copied, Decision, Piece, Pooled, Round, Row, types_of
+from specscope.engine.trace.events import Piece, Pooled, Row, types_of
 from specscope.engine.trace.ranges import TokenId
-from specscope.engine.types import DraftToken, Judged, PoolUpdate, Verdict
+from specscope.engine.trace.rows import discarded, rows_of
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from specscope.engine.trace.rows import Committed
+    from specscope.engine.types import DraftToken, PoolUpdate, Verdict
 
 P = ParamSpec("P")
-
-
-class Committed(NamedTuple):
-    """One committed token, and the text it added."""
-
-    position: int
-    token: int
-    origin: str
-    text: str
 
 
 class _Drafted(NamedTuple):
@@ -41,7 +33,7 @@ class _Drafted(NamedTuple):
 
 
 class TraceEmitter:
-    """Turns verdicts into events, and remembers drafted tokens until they are decided.
+    """Emits the rows of verdicts, and remembers drafted tokens until they are decided.
 
     `read` maps a token id to its text.
     """
@@ -73,16 +65,9 @@ class TraceEmitter:
             self._pending.pop(0)()
 
     def round(self, step: int, verdict: Verdict, committed: list[Committed], now: int) -> None:
-        sequence = verdict.sequence
-        for judged in verdict.judged:
-            self._decide(step, verdict, judged)
-        for c in committed:
-            self._row(Commit(step, sequence, c.position, c.token, c.origin, c.text, now))
-        if verdict.draft.source is not None:
-            self._row(Copied(step, sequence, *verdict.draft.source, length=len(verdict.draft)))
-        self.rows(row(step, sequence) for row in verdict.draft.rows)
-        counts = (len(verdict.draft), len(verdict.accepted), len(committed))
-        self._row(Round(step, sequence, verdict.mode, *counts, now, verdict.span))
+        for token in verdict.draft.tokens:
+            self._undecided.pop(token.number, None)
+        self.rows(rows_of(step, verdict, committed, now))
 
     def pool(self, step: int, verdict: Verdict, update: PoolUpdate) -> None:
         """Emit the n-grams that a round tried from a pool and those that the pool learnt."""
@@ -105,42 +90,11 @@ class TraceEmitter:
         for number, drafted in list(self._undecided.items()):
             if drafted.sequence == sequence and number not in kept:
                 del self._undecided[number]
-                t = drafted.token
-                where = (step, sequence, -1, -1, drafted.position, t.id)
-                rest = ("", "discarded", t.span, -1, (), t.top)
-                self._row(Decision(*where, None, _or_none(t.probability), None, *rest))
+                self._row(discarded(step, sequence, drafted.position, drafted.token))
 
     def discard_all(self, step: int) -> None:
         for sequence in sorted({drafted.sequence for drafted in self._undecided.values()}):
             self.discard(step, sequence)
-
-    def _decide(self, step: int, verdict: Verdict, j: Judged) -> None:
-        """Emit one decision; a node that no decision reached has no rule and no target span."""
-        drafted = verdict.draft.tokens[j.node] if j.node >= 0 else None
-        if drafted is not None:
-            self._undecided.pop(drafted.number, None)
-        top_q = drafted.top if drafted else ()
-        q = j.q if drafted is None or not math.isnan(j.q) else drafted.probability
-        unreached = j.outcome == "discarded" and math.isnan(j.p)
-        self._row(
-            Decision(
-                step,
-                verdict.sequence,
-                j.node,
-                j.parent,
-                j.position,
-                j.token,
-                _or_none(j.p),
-                _or_none(q),
-                _or_none(j.u),
-                "" if unreached else j.rule,
-                j.outcome,
-                drafted.span if drafted else -1,
-                -1 if unreached else verdict.span,
-                j.top_p,
-                top_q,
-            )
-        )
 
     def _row(self, row: Row) -> None:
         for name, hint in _with_tokens(type(row)):
@@ -172,7 +126,3 @@ def _tokens(value: Any, hint: Any) -> Iterator[int]:
         parts = get_args(hint)
         for i, part in enumerate(value):
             yield from _tokens(part, parts[0] if parts[-1] is ... else parts[i])
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from specscope.engine.errors import UsageError, shown
+from specscope.engine.trace.ranges import MOST_WHOLE
 
-MOST = 2**53 - 1
-"""Largest whole number that every reader of a trace knows."""
-MOST_TOKEN = 2**31 - 1
-"""Largest token id, as of every reader (`TokenId` in `specscope.engine.trace.ranges`)."""
 LAST = 2**63 - 1
 """Largest time of a clock, in nanoseconds."""
 
 
-def whole(what: str, value: Any, low: int = -1, high: int = MOST) -> int:
+def whole(what: str, value: Any, low: int = -1, high: int = MOST_WHOLE) -> int:
     """Return a whole number, of numpy, too, as Python's; UsageError for another value."""
     try:
         number = index(value)

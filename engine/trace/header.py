@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from specscope.engine.bounds import MOST_SEQUENCES
-from specscope.engine.errors import shown
+from specscope.engine.errors import UsageError, one_line, shown
 from specscope.engine.trace.events import NO_DEVICES, Header
-from specscope.engine.trace.jsonl import check_types, expected, fits
+from specscope.engine.trace.jsonl import MOST_LINE, check_types, expected, fits, from_json, to_json
 from specscope.engine.trace.ranges import (
     LONGEST_DRAFT,
     MOST_DEVICES,
@@ -107,6 +107,18 @@ def check_header(header: Header) -> None:
         _check_form(name, getattr(header, name), form)
     _check_devices([d.name for d in header.devices])
     _check_counts(header)
+
+
+def check_readable(header: Header) -> None:
+    """Raise UsageError for a header that cannot be read back."""
+    try:
+        line = to_json(header)
+        if len(line.encode()) > MOST_LINE:
+            raise ValueError(f"a header has more than {MOST_LINE} bytes")
+        from_json(line)
+        check_header(header)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UsageError(f"{one_line(error)}; give Python's own values: texts, numbers, lists") from None
 
 
 def _check_form(name: str, value: Any, form: Any) -> None:

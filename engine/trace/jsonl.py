@@ -36,11 +36,13 @@ MOST_LINE = 16 * 2**20
 
 def to_json(event: Event) -> str:
     """Return the event as one JSONL line without the line end; not-a-number becomes null."""
-    row = (
-        asdict(event) if isinstance(event, Header) else {n: getattr(event, n) for n in types_of(type(event))}
-    )
-    values = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
-    return _ENCODER.encode({"event": event.tag, **values})
+    row: dict[str, Any] = {"event": event.tag}
+    if isinstance(event, Header):
+        return _ENCODER.encode(row | asdict(event))
+    for name in types_of(type(event)):
+        value = getattr(event, name)
+        row[name] = None if value != value else value
+    return _ENCODER.encode(row)
 
 
 def from_json(line: str) -> Event:

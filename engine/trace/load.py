@@ -1,4 +1,4 @@
-"""How much of the machine other programs used during a recording. Standard library only.
+"""How much of the machine other programs used during a run. Standard library only.
 
 Linux tells the processor time of the machine and of each process in /proc; elsewhere nothing is
 known, and a recording has no such row.
@@ -7,9 +7,10 @@ known, and a recording has no such row.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 from typing import NamedTuple
 
 from specscope.engine.trace.events import MEMBER, OTHERS, Occupancy
@@ -23,18 +24,19 @@ _IDLE = (3, 4)
 """Of the times of /proc/stat: idle, and waiting for a disk. The first eight are all time."""
 
 
-class Used(NamedTuple):
+class ProcessorTime(NamedTuple):
     """Processor time so far, in core seconds."""
 
-    at: int
-    """`perf_counter_ns` of the reading."""
+    wall: float
+    """Seconds of `time.perf_counter`."""
     machine: float
-    own: float
-    """Of this process and of all that it started, those that have ended included."""
+    """Of all programs."""
+    own: Mapping[int, float]
+    """Of each own process, by id; or by one id of all of them, with those that have ended."""
 
 
-def used() -> Used | None:
-    """Return the processor time so far; None where it is unknown."""
+def used() -> ProcessorTime | None:
+    """Return the processor time so far, of all own processes together; None where it is unknown."""
     try:
         first = (_PROC / "stat").read_bytes().partition(b"\n")[0]
         times = [int(ticks) for ticks in first.split()[1:9]]
@@ -43,15 +45,22 @@ def used() -> Used | None:
     except (OSError, ValueError, LookupError):
         return None
     tick = os.sysconf("SC_CLK_TCK")
-    return Used(perf_counter_ns(), machine / tick, own / tick)
+    return ProcessorTime(perf_counter(), machine / tick, {os.getpid(): own / tick})
 
 
-def others(before: Used, after: Used) -> float | None:
+def used_by_others(before: ProcessorTime, after: ProcessorTime) -> float | None:
     """Return the cores that other programs used between two readings; None for a short time."""
-    seconds = (after.at - before.at) / 1e9
+    seconds = after.wall - before.wall
     if seconds < SHORTEST:
         return None
-    return max(0.0, after.machine - before.machine - (after.own - before.own)) / seconds
+    own = sum(used - before.own.get(pid, 0.0) for pid, used in after.own.items())
+    return max(0.0, after.machine - before.machine - own) / seconds
+
+
+def others_row(before: ProcessorTime, after: ProcessorTime, time: int) -> Occupancy | None:
+    """Return this as a row at `time`, nanoseconds since the run's start."""
+    cores = used_by_others(before, after)
+    return None if cores is None else Occupancy(OTHERS, time, min(1.0, cores / _cores()), 0)
 
 
 class MachineLoad:
@@ -64,8 +73,8 @@ class MachineLoad:
     def start(self, begin: int) -> None:
         """Measure from a time of `perf_counter_ns` on, or from the opening if this was earlier."""
         self._begin, now = begin, used()
-        late = begin + SHORTEST * 1e9
-        known = [reading for reading in (now, self._opened) if reading is not None and reading.at <= late]
+        late = begin / 1e9 + SHORTEST
+        known = [reading for reading in (now, self._opened) if reading is not None and reading.wall <= late]
         self._before = known[0] if known else None
 
     def row(self) -> Occupancy | None:
@@ -73,10 +82,7 @@ class MachineLoad:
         after = used() if self._before else None
         if self._before is None or after is None:
             return None
-        cores = others(self._before, after)
-        if cores is None:
-            return None
-        return Occupancy(OTHERS, max(0, after.at - self._begin), min(1.0, cores / _cores()), 0)
+        return others_row(self._before, after, max(0, round(1e9 * after.wall) - self._begin))
 
 
 class Member:

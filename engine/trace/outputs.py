@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
 
 from specscope.engine.errors import UsageError, shown
-from specscope.engine.trace.events import Decision, Piece, Row
-from specscope.engine.trace.given import MOST, choice, is_text, whole
-from specscope.engine.trace.ranges import MOST_TOKENS
-from specscope.engine.trace.rounds import (
-    MODES,
-    Judging,
-    Place,
-    checked,
-    commits_of,
-    decisions_of,
-    extras_of,
-    ids_of,
-    round_of,
-)
+from specscope.engine.trace.events import Commit, Mode, Piece, Row
+from specscope.engine.trace.given import choice, is_text, whole
+from specscope.engine.trace.ranges import MOST_TOKENS, MOST_WHOLE
+from specscope.engine.trace.rounds import Judging, Place, ids_of, probabilities
+from specscope.engine.trace.rows import Committed, discarded, rows_of
 from specscope.engine.trace.work import OpenSpan
+from specscope.engine.types import DraftToken, levels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,26 +22,9 @@ if TYPE_CHECKING:
 
 AHEAD = ("pre-verify", "post-verify")
 """Modes in which a token may be judged that was drafted during the verification."""
+MODES = ("", *get_args(get_args(Mode)[1]))
 REASONS = ("", "eos", "stop", "length")
 Spans: TypeAlias = "OpenSpan | int | Sequence[OpenSpan | int] | None"
-
-
-class Given(NamedTuple):
-    """The arguments of `Recorder.round`."""
-
-    drafted: Any
-    accepted: Any
-    emitted: Any
-    parents: Any
-    q: Any
-    p: Any
-    top_q: Any
-    top_p: Any
-    texts: Sequence[str] | None
-    mode: str
-    draft: Spans
-    verify: OpenSpan | int | None
-    reason: str
 
 
 class _Output:
@@ -87,61 +62,8 @@ class Outputs:
     def reasons(self) -> tuple[str, ...]:
         return tuple(output.reason for output in self._outputs)
 
-    def round(self, sequence: int, time: int, given: Given) -> list[Row]:
-        """Return the rows of a round."""
-        output = self._outputs[sequence]
-        at, work = self._place(sequence, given.verify, time)
-        name = str(at)
-        if time < output.time:
-            raise UsageError(
-                f"{name} is {output.time - time} ns before the last one of the sequence; give rounds in their order"
-            )
-        what = checked(name, given.drafted, given.accepted, given.emitted, given.parents)
-        extras = extras_of(name, len(what.drafted), given.p, given.q, given.top_p, given.top_q)
-        _check_choices(at, given.mode, given.reason)
-        if not what.emitted and not given.reason:
-            raise UsageError(
-                f"{at} emitted no token; give emitted=, the accepted tokens and then the target's own"
-            )
-        if not what.drafted and at.verify < 0 and not output.steps:
-            at = at._replace(step=0)  # the prompt's forward made the token
-        elif what.drafted and not at.step:
-            at = at._replace(step=self.step + 1)  # the prompt's forward judged a draft
-        spans = self._spans(at, what.levels, given.draft, work, given.mode)
-        added = self._added(at, what.emitted, given.texts)
-        known = dict(zip(what.emitted, given.texts or (), strict=False))
-        rows: list[Row] = [*self._pieces((*what.drafted, *what.emitted, *extras.ids), known)]
-        rows += decisions_of(at, what, extras, self._rule, spans) if at.step else []
-        rows += commits_of(at, what, added)
-        if at.step:
-            mode = given.mode or ("verify" if what.drafted else "plain")
-            rows.append(round_of(at, what, mode))
-        self._advance(at, what, added, given.reason)
-        return rows
-
-    def discard(self, sequence: int, time: int, drafted: Any, ahead: int, q: Any, draft: Spans) -> list[Row]:
-        """Return the rows of drafted tokens that no round judges; see `Recorder.discard`."""
-        if (far := whole("ahead", ahead, -MOST)) < 0:
-            raise UsageError(
-                f"discarded tokens begin {-far} before the output's end; give ahead= of 0 or more"
-            )
-        length = self._outputs[sequence].length
-        at = Place(self.step, sequence, length + far, time, -1)
-        ids = ids_of(f"drafted tokens discarded after {at}", drafted)
-        whole("ahead", far, 0, MOST_TOKENS - length - len(ids))
-        spans = self._spans(at, range(len(ids)), draft, None, "")
-        extras = extras_of(str(at), len(ids), None, q, None, None)
-        rows: list[Row] = [*self._pieces(ids, {})]
-        for i, token in enumerate(ids):
-            where = (max(1, at.step), sequence, -1, -1, at.start + i, token)
-            chance = extras.q[i] if extras.q else None
-            rows.append(Decision(*where, None, chance, None, "", "discarded", spans[i], -1))
-        return rows
-
-    def _place(
-        self, sequence: int, verify: OpenSpan | int | None, time: int
-    ) -> tuple[Place, OpenSpan | None]:
-        """Return the place of the next round, and its verification if this process recorded it.
+    def place(self, sequence: int, time: int, verify: OpenSpan | int | None) -> Place:
+        """Return the place of the next round.
 
         Rounds of one verification, of several sequences, share its step.
         """
@@ -153,19 +75,69 @@ class Outputs:
             )
         _check_spans(f"sequence {sequence}", "verify", [] if verify is None else [verify])
         if isinstance(verify, int):
-            return Place(self.step + 1, int(sequence), output.length, time, verify), None
-        work = verify or self._claims.scoring(sequence)
-        step = work.step if work and work.step not in output.steps else self.step + 1
-        return Place(step, int(sequence), output.length, time, work.id if work else -1), work
+            at = Place(self.step + 1, sequence, output.length, time, verify)
+        else:
+            work = verify or self._claims.scoring(sequence)
+            step = work.step if work and work.step not in output.steps else self.step + 1
+            at = Place(step, sequence, output.length, time, work.id if work else -1, work)
+        if time < output.time:
+            raise UsageError(
+                f"{at} is {output.time - time} ns before the last one of the sequence; give rounds in their order"
+            )
+        return at
 
-    def _spans(
-        self, at: Place, levels: Sequence[int], draft: Spans, work: OpenSpan | None, mode: str
-    ) -> list[int]:
+    def round(
+        self, at: Place, judging: Judging, texts: Any, draft: Spans, mode: str, reason: str
+    ) -> list[Row]:
+        """Return the rows of a round; its arguments are those of `Recorder.round`."""
+        choice(f"mode of {at}", mode, MODES)
+        choice(f"reason of {at}", reason, REASONS)
+        if not judging.emitted and not reason:
+            raise UsageError(
+                f"{at} emitted no token; give emitted=, the accepted tokens and then the target's own"
+            )
+        if not judging.drafted and at.verify < 0 and not self._outputs[at.sequence].steps:
+            at = at._replace(step=0)  # the prompt's forward made the token
+        elif judging.drafted and not at.step:
+            at = at._replace(step=self.step + 1)  # the prompt's forward judged a draft
+        levels = levels_of(judging.parents)
+        spans = self._spans(at, levels, draft, mode)
+        added = self._added(at, judging.emitted, texts)
+        mode = mode or ("verify" if judging.drafted else "plain")
+        verdict = judging.verdict(at, levels, spans, mode, self._rule)
+        positions = range(at.start, at.start + len(added))
+        tokens = zip(positions, judging.emitted, verdict.origins, added, strict=False)
+        known: dict[int, str] = dict(zip(judging.emitted, texts or (), strict=False))
+        rows: list[Row] = [*self._pieces(judging.ids, known)]
+        made = rows_of(at.step, verdict, [Committed(*token) for token in tokens], at.time)
+        rows += (row for row in made if at.step or isinstance(row, Commit))
+        self._advance(at, judging, added, reason)
+        return rows
+
+    def discard(self, sequence: int, time: int, drafted: Any, ahead: int, q: Any, draft: Spans) -> list[Row]:
+        """Return the rows of drafted tokens that no round judges; see `Recorder.discard`."""
+        if (far := whole("ahead", ahead, -MOST_WHOLE)) < 0:
+            raise UsageError(
+                f"discarded tokens begin {-far} before the output's end; give ahead= of 0 or more"
+            )
+        length = self._outputs[sequence].length
+        at = Place(self.step, sequence, length + far, time, -1)
+        ids = ids_of(f"drafted tokens discarded after {at}", drafted)
+        whole("ahead", far, 0, MOST_TOKENS - length - len(ids))
+        spans = self._spans(at, range(len(ids)), draft, "")
+        chances = probabilities(f"q of {at}", q, len(ids), len(ids))
+        rows: list[Row] = [*self._pieces(ids, {})]
+        for i, (token, chance, span) in enumerate(zip(ids, chances, spans, strict=True)):
+            lost = DraftToken(token, probability=chance, span=span)
+            rows.append(discarded(max(1, at.step), sequence, at.start + i, lost))
+        return rows
+
+    def _spans(self, at: Place, levels: Sequence[int], draft: Spans, mode: str) -> list[int]:
         """Return the id of the span that drafted each token; -1 for an unknown one."""
         if draft is None:
             ahead = mode in AHEAD
-            early = work is not None and work.start >= 0 and not ahead
-            before = work.start if early and work else at.time
+            early = at.work is not None and at.work.start >= 0 and not ahead
+            before = at.work.start if early and at.work else at.time
             return self._claims.drafting(at.sequence, levels, before, ahead=ahead)
         several = isinstance(draft, Iterable) and not isinstance(draft, str) and getattr(draft, "ndim", 1)
         given: list[Any] = [*cast("Iterable[Any]", draft)] if several else [draft]
@@ -202,24 +174,19 @@ class Outputs:
                 self._named.add(token)
                 yield Piece(token, text)
 
-    def _advance(self, at: Place, what: Judging, added: list[str], reason: str) -> None:
+    def _advance(self, at: Place, judging: Judging, added: list[str], reason: str) -> None:
         output = self._outputs[at.sequence]
-        output.length += len(what.emitted)
+        output.length += len(judging.emitted)
         output.text += added
-        output.time, output.reason, output.ended = at.time, reason, bool(reason) or what.cut
+        output.time, output.reason, output.ended = at.time, reason, bool(reason) or judging.cut
         if at.step:
             output.steps.add(at.step)
         self.step = max(self.step, at.step)
-        if what.own:
+        if judging.own:
             self._claims.restart(at.sequence, at.time)
 
 
 def _check_spans(where: str, name: str, spans: Sequence[object]) -> None:
     for span in spans:
-        if not isinstance(span, OpenSpan) and not (type(span) is int and -1 <= span <= MOST):
+        if not isinstance(span, OpenSpan) and not (type(span) is int and -1 <= span <= MOST_WHOLE):
             raise UsageError(f"{name}= of {where} has {shown(span)}; give what span() returns, or its id")
-
-
-def _check_choices(at: Place, mode: str, reason: str) -> None:
-    for name, value, choices in (("mode", mode, ("", *MODES)), ("reason", reason, REASONS)):
-        choice(f"{name} of {at}", value, choices)

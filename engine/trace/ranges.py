@@ -26,9 +26,11 @@ LONGEST_DRAFT = 1024
 """Of a file that counts verifications by their accepted tokens."""
 NO_TOKEN = -1
 """The id of a token that is not named."""
+MOST_TOKEN = 2**31 - 1
+"""Largest token id."""
 MOST_PROMPTS = 10_000
 MOST_WHOLE = 2**53 - 1
-"""The largest whole number that JavaScript knows exactly."""
+"""The largest whole number that JavaScript knows exactly, and so every reader of a trace."""
 MOST_DEVICES = 1024
 
 Time = Annotated[int, Range(0, MOST_TIME, big=True)]
@@ -43,7 +45,7 @@ Size = Annotated[int, Range(0, MOST_WHOLE, big=True)]
 """A number that nothing is counted up to: cells, bytes, tokens of a server."""
 Number = Annotated[int, Range(0, MOST_WHOLE)]
 """A span's number, or such a number that is small: n-grams, occurrences."""
-TokenId = Annotated[int, Range(-1, 2**31 - 1)]
+TokenId = Annotated[int, Range(-1, MOST_TOKEN)]
 Share = Annotated[float, Range(0, 1.01)]
 """A probability; softmax of float32 may exceed 1 by a rounding."""
 Amount = Annotated[float, Range(0, MOST_WHOLE)]

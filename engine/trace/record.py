@@ -15,7 +15,6 @@ which on Linux is one clock for all processes of a machine. docs/instrument.md d
 from __future__ import annotations
 
 import os
-import platform
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,12 +22,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from specscope.engine.environment import processor
+from specscope.engine.environment import machine
 from specscope.engine.errors import UsageError, named_arguments, shown
 from specscope.engine.trace.appended import KeptLines, Lines
 from specscope.engine.trace.events import Device, Header
 from specscope.engine.trace.given import LAST, choice, file_path, flag, text, whole
-from specscope.engine.trace.recorder import RECORDED, Recorder, check_readable
+from specscope.engine.trace.header import check_readable
+from specscope.engine.trace.recorder import RECORDED, Recorder
 from specscope.engine.trace.stream import Stream
 from specscope.engine.trace.texts import TokenTexts
 from specscope.engine.trace.work import NO_TRACK, OpenSpan, devices_of
@@ -171,13 +171,7 @@ def _streams(devices: Sequence[Device], events: Any) -> dict[str, Stream]:
 
 def environment() -> dict[str, Any]:
     """Return the machine, torch's threads, and the versions of the imported packages."""
-    facts: dict[str, Any] = {
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "processor": processor(),
-        "cores": os.cpu_count() or 1,
-    }
-    torch = sys.modules.get("torch")
+    facts, torch = machine(), sys.modules.get("torch")
     if torch is not None:
         facts["threads"] = torch.get_num_threads()
         if torch.cuda.is_initialized():

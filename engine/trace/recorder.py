@@ -11,17 +11,18 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, get_args
 
 from specscope.engine.errors import UsageError, one_line, shown
-from specscope.engine.trace.appended import Process
-from specscope.engine.trace.events import Event, Footer, Header, Status
-from specscope.engine.trace.given import LAST, MOST, choice, is_text, whole
+from specscope.engine.trace.appended import Numbers, Process
+from specscope.engine.trace.events import Event, Footer, Header, SpanOutcome, Status
+from specscope.engine.trace.given import LAST, choice, is_text, whole
 from specscope.engine.trace.given import text as words
-from specscope.engine.trace.header import check_header
-from specscope.engine.trace.jsonl import MOST_LINE, from_json, to_json
+from specscope.engine.trace.header import check_readable
+from specscope.engine.trace.jsonl import to_json
 from specscope.engine.trace.load import MachineLoad, Member
-from specscope.engine.trace.outputs import Given, Outputs, Spans
+from specscope.engine.trace.outputs import Outputs, Spans
 from specscope.engine.trace.pending import Pending
-from specscope.engine.trace.rounds import ids_of
-from specscope.engine.trace.work import Claims, Devices, Numbers, OpenSpan
+from specscope.engine.trace.ranges import MOST_WHOLE
+from specscope.engine.trace.rounds import checked, ids_of
+from specscope.engine.trace.work import Claims, Devices, OpenSpan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ RECORDED = "recorded"
 """The method of a recorded run, and the entry of its environment with the start of its clock."""
 LAYERS = "layers"
 """The setting with the number of layers that each draft one token. No draft can be longer."""
-OUTCOMES = ("done", "cancelled")
+OUTCOMES = get_args(get_args(SpanOutcome)[1])
 STATUSES = tuple(status for status in get_args(Status) if status != "running")
 """How a recording may end."""
 MOST_AHEAD_NS = 10**9
@@ -76,14 +77,11 @@ class Recorder:
         """The end of the last work."""
         self._pending = Pending(streams or {})
         self._closed = False
-        self._load: MachineLoad | None = None
-        """Of the process that opened the recording."""
-        self._member: Member | None = None
-        """Of a process that joined it."""
+        self._load: MachineLoad | Member | None = None
         if texts is None:
             self._pending.align()
             self._run(header)
-            self._member = Member(self._begin, header.environment[RECORDED].get("pid"))
+            self._load = Member(self._begin, header.environment[RECORDED].get("pid"))
         elif measured:
             self._load = MachineLoad()
 
@@ -127,7 +125,7 @@ class Recorder:
             if self._texts is not None:
                 self._outputs = Outputs(self._prompts, self._texts, self._rule, self._claims)
             self._run(header)
-            if self._load is not None:
+            if isinstance(self._load, MachineLoad):
                 self._load.start(begin)
             self._emit(header)
 
@@ -243,7 +241,7 @@ class Recorder:
         assert self._devices is not None, "the span has begun"
         try:
             line = work.line
-            fits = -1 <= work.rows <= MOST and -1 <= work.context <= MOST
+            fits = -1 <= work.rows <= MOST_WHOLE and -1 <= work.context <= MOST_WHOLE
         except (ValueError, TypeError):
             fits, line = False, b""
         if not fits:
@@ -259,12 +257,12 @@ class Recorder:
         if work.end > self._time:
             self._time = work.end
         self._lines.write(line)
-        if self._member is not None and work.end > self._member.due:
-            self._tell(self._member)
+        if isinstance(self._load, Member) and work.end > self._load.due:
+            self._tell()
 
-    def _tell(self, load: MachineLoad | Member) -> None:
+    def _tell(self) -> None:
         """Record the load of the machine, if it is known."""
-        if (row := load.row()) is not None:
+        if self._load is not None and (row := self._load.row()) is not None:
             self._emit(row)
 
     def _sequence(self, sequence: Any, low: int) -> int:
@@ -338,10 +336,10 @@ class Recorder:
                     f"a round is {-at} ns before the recording's start; give a time of time.perf_counter_ns()"
                 )
             self._check_past("a round is", at)
-            names = ("" if name is None else name for name in (mode, reason))
-            choices = (texts, next(names), draft, verify, next(names))
-            given = Given(drafted, accepted, emitted, parents, q, p, top_q, top_p, *choices)
-            self._emit(*outputs.round(sequence, at, given))
+            place = outputs.place(sequence, at, verify)
+            judging = checked(str(place), drafted, accepted, emitted, parents, p, q, top_p, top_q)
+            mode, reason = ("" if name is None else name for name in (mode, reason))
+            self._emit(*outputs.round(place, judging, texts, draft, mode, reason))
             self._time = max(self._time, at)
 
     def discard(
@@ -385,13 +383,12 @@ class Recorder:
             try:
                 self._read_events(wait=True)
                 if self._texts is not None:
-                    outputs, _ = self._rounds(0, perf_counter_ns())
-                    if self._load is not None:
-                        self._tell(self._load)
+                    self.start()
+                self._tell()
+                if self._outputs is not None:
                     ended: Status = "failed" if left else status
-                    self._emit(Footer(ended, outputs.reasons, outputs.texts, self._time, why or left))
-                elif self._member is not None:
-                    self._tell(self._member)
+                    told = (self._outputs.reasons, self._outputs.texts)
+                    self._emit(Footer(ended, *told, self._time, why or left))
             finally:
                 self._lines.close()
             if left:
@@ -400,14 +397,12 @@ class Recorder:
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is None or error is None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None:
             self.close()
         else:
-            status = "cancelled" if issubclass(kind, KeyboardInterrupt) else "failed"
-            why = "" if status == "cancelled" else one_line(f"{kind.__name__}: {error}")
             with suppress(Exception):  # the block's own error is the one to see
-                self.close(status, why)
+                self.close(*ended_by(error))
 
     def _rounds(self, sequence: Any, now: int) -> tuple[Outputs, int]:
         """Return what records the rounds of this process, and the number of a sequence."""
@@ -428,13 +423,8 @@ class Recorder:
         self._lines.write("".join(f"{to_json(event)}\n" for event in events).encode())
 
 
-def check_readable(header: Header) -> None:
-    """Raise UsageError for a header that cannot be read back."""
-    try:
-        line = to_json(header)
-        if len(line.encode()) > MOST_LINE:
-            raise ValueError(f"a header has more than {MOST_LINE} bytes")
-        from_json(line)
-        check_header(header)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UsageError(f"{one_line(error)}; give Python's own values: texts, numbers, lists") from None
+def ended_by(error: BaseException) -> tuple[Status, str]:
+    """Return the status of a recording that an error ends, and what the footer says of it."""
+    if isinstance(error, KeyboardInterrupt):
+        return "cancelled", ""
+    return "failed", one_line(f"{type(error).__name__}: {error}")

@@ -1,18 +1,22 @@
-"""One round of another program as rows, with a check of everything that must hold in it."""
+"""One round of another program as a verdict, with a check of everything that must hold in it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from math import isnan, nan
 from operator import index
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from specscope.engine.errors import UsageError, shown
-from specscope.engine.trace.events import Commit, Decision, Round, Top
-from specscope.engine.trace.given import MOST_TOKEN, whole
+from specscope.engine.trace.given import whole
+from specscope.engine.trace.ranges import MOST_TOKEN
+from specscope.engine.types import Draft, DraftToken, Judged, Verdict
 
-MODES = ("plain", "verify", "pre-verify", "post-verify")
+if TYPE_CHECKING:
+    from specscope.engine.trace.events import Top
+    from specscope.engine.trace.work import OpenSpan
+    from specscope.engine.types import Origin, Outcome, Rule
 
 
 class Place(NamedTuple):
@@ -24,31 +28,32 @@ class Place(NamedTuple):
     time: int
     verify: int
     """Id of the target's span; -1 for none."""
+    work: OpenSpan | None = None
+    """This span, if this process recorded it."""
 
     def __str__(self) -> str:
         return f"round {self.step} of sequence {self.sequence}"
 
 
 class Judging(NamedTuple):
-    """The tokens of one round, checked.
-
-    UsageError by `checked` if the output is not the accepted tokens and one of the target's own, or
-    the tree is none.
-    """
+    """The tokens of one round and what is known of them, checked by `checked`."""
 
     drafted: list[int]
     parents: list[int]
     path: list[int]
     """Indices of the accepted tokens, in order."""
     emitted: list[int]
+    p: list[float]
+    """Of each drafted token, then of the target's own; not-a-number if unknown, as in `q`."""
+    q: list[float]
+    top_p: list[Top]
+    """As `p`; empty if unknown."""
+    top_q: list[Top]
 
     @property
-    def levels(self) -> list[int]:
-        """The level of each drafted token, from 0."""
-        levels: list[int] = []
-        for parent in self.parents:
-            levels.append(0 if parent < 0 else levels[parent] + 1)
-        return levels
+    def ids(self) -> list[int]:
+        tops = (token for top in (*self.top_p, *self.top_q) for token, _ in top)
+        return [*self.drafted, *self.emitted, *tops]
 
     @property
     def own(self) -> bool:
@@ -56,42 +61,77 @@ class Judging(NamedTuple):
         return len(self.emitted) > len(self.path)
 
     @property
-    def tested(self) -> list[int]:
-        """The drafted tokens after the accepted ones; the target's own token rejects them."""
-        last = self.path[-1] if self.path else -1
-        return [i for i, parent in enumerate(self.parents) if parent == last]
+    def last(self) -> int:
+        """The index of the last accepted token; -1 for none."""
+        return self.path[-1] if self.path else -1
 
     @property
-    def origin(self) -> str:
-        """Why the target drew its own token."""
-        return "plain" if not self.drafted else "corrected" if self.tested else "bonus"
-
-    def outcome(self, node: int) -> str:
-        """Return whether a drafted token is accepted, rejected or discarded.
-
-        The children of an accepted token are tested in order, until one is accepted.
-        """
-        if node in self.path:
-            return "accepted"
-        chosen = next((i for i in self.path if self.parents[i] == self.parents[node]), -1)
-        return "rejected" if node < chosen or (self.own and node in self.tested) else "discarded"
+    def tested(self) -> list[int]:
+        """The drafted tokens after the accepted ones; the target's own token rejects them."""
+        return [i for i, parent in enumerate(self.parents) if parent == self.last]
 
     @property
     def cut(self) -> bool:
         """Whether the output ended within the round."""
         return not self.own and (len(self.emitted) < len(self.path) or bool(self.tested) or not self.drafted)
 
+    def verdict(
+        self, at: Place, levels: Sequence[int], spans: Sequence[int], mode: str, rule: str
+    ) -> Verdict:
+        """Return the verdict of a round.
 
-def checked(name: str, drafted: Any, accepted: Any, emitted: Any, parents: Any) -> Judging:
-    """Return the tokens of a round.
+        Args:
+            at: Its place.
+            levels: The level of each drafted token.
+            spans: The id of the span that drafted it.
+            mode: As of a `Round`.
+            rule: The rule of acceptance; empty if it is unknown.
+        """
+        drafted = zip(self.drafted, self.parents, self.q, self.top_q, spans, strict=True)
+        draft = (DraftToken(token, parent, None, q, top, span) for token, parent, q, top, span in drafted)
+        judged, own, origin = [*self._tests(at.start, levels, rule)], None, None
+        if self.own:
+            own, tested = self.emitted[-1], self.tested
+            origin: Origin | None = "corrected" if tested else "bonus" if self.drafted else "plain"
+            where = (-1, self.last, at.start + len(self.path), own)
+            decided = cast("Rule", rule if tested else rule and "target")
+            judged.append(Judged(*where, self.p[-1], nan, nan, decided, origin, self.top_p[-1]))
+        return Verdict(
+            accepted=tuple(self.drafted[node] for node in self.path),
+            own=own,
+            origin=origin,
+            judged=tuple(judged),
+            nodes=tuple(self.path),
+            sequence=at.sequence,
+            draft=Draft(tuple(draft)),
+            mode=mode,
+            span=at.verify,
+        )
 
-    Args:
-        name: The round, for messages.
-        drafted: Token ids.
-        accepted: The number of accepted tokens, or of a tree their indices from the root on.
-        emitted: Token ids of the output.
-        parents: Index of the token before each drafted one, -1 for the last token of the text; None
-            for a chain.
+    def _tests(self, start: int, levels: Sequence[int], rule: str) -> Iterator[Judged]:
+        """Yield the decision on each drafted token.
+
+        The children of an accepted token are tested in order, until one is accepted; the target's
+        own token rejects the last ones. All others are discarded.
+        """
+        chosen = {self.parents[node]: node for node in self.path}
+        if self.own:
+            chosen[self.last] = len(self.drafted)
+        for node, (token, parent, level) in enumerate(zip(self.drafted, self.parents, levels, strict=True)):
+            best = chosen.get(parent, -1)
+            outcome: Outcome = "accepted" if node == best else "rejected" if node < best else "discarded"
+            where = (node, parent, start + level, token)
+            decided = cast("Rule", "" if outcome == "discarded" else rule)
+            yield Judged(*where, self.p[node], nan, nan, decided, outcome, self.top_p[node])
+
+
+def checked(
+    name: str, drafted: Any, accepted: Any, emitted: Any, parents: Any, p: Any, q: Any, top_p: Any, top_q: Any
+) -> Judging:
+    """Return a round of `Recorder.round`; `name` is what messages call it.
+
+    UsageError if the output is not the accepted tokens and one of the target's own, the tree is
+    none, or a probability is none.
     """
     tokens, output = ids_of(f"drafted of {name}", drafted), ids_of(f"emitted of {name}", emitted)
     tree = list(range(-1, len(tokens) - 1)) if parents is None else _parents(name, parents, len(tokens))
@@ -107,7 +147,10 @@ def checked(name: str, drafted: Any, accepted: Any, emitted: Any, parents: Any) 
                 f"{name} emitted token {token} at place {place}, but accepted {tokens[node]} there; the "
                 "accepted tokens begin the output"
             )
-    return Judging(tokens, tree, path, output)
+    size = len(tokens)
+    chances = (probabilities(f"p of {name}", p, size, size + 1), probabilities(f"q of {name}", q, size, size))
+    tops = (_tops(f"top_p of {name}", top_p, size, size + 1), _tops(f"top_q of {name}", top_q, size, size))
+    return Judging(tokens, tree, path, output, *chances, *tops)
 
 
 def ids_of(name: str, values: Any) -> list[int]:
@@ -176,66 +219,33 @@ def _path(name: str, tokens: list[int], parents: list[int], accepted: Any, outpu
     return path[1:]
 
 
-class Known(NamedTuple):
-    """What is known of one token."""
-
-    p: float | None
-    q: float | None
-    top_p: Top
-    top_q: Top
-
-
-class Extras(NamedTuple):
-    """What is known of each drafted token in order, and then of the target's own; may be empty."""
-
-    p: Sequence[float | None]
-    q: Sequence[float | None]
-    top_p: Sequence[Top]
-    top_q: Sequence[Top]
-
-    @property
-    def ids(self) -> list[int]:
-        """The ids of the most probable tokens."""
-        return [token for top in (*self.top_p, *self.top_q) for token, _ in top]
-
-    def of(self, place: int) -> Known:
-        """Return what is known of one token; the target's own is at the last place."""
-        p, q = _item(self.p, place, None), _item(self.q, place, None)
-        return Known(p, q, _item(self.top_p, place, ()), _item(self.top_q, place, ()))
-
-
-def extras_of(name: str, size: int, p: Any, q: Any, top_p: Any, top_q: Any) -> Extras:
-    """Return probabilities and most probable tokens of a round with `size` drafted tokens."""
-    return Extras(
-        _probabilities(f"p of {name}", p, size, size + 1),
-        _probabilities(f"q of {name}", q, size, size),
-        _tops(f"top_p of {name}", top_p, size, size + 1),
-        _tops(f"top_q of {name}", top_q, size, size),
-    )
-
-
-def _probabilities(name: str, values: Any, least: int, most: int) -> list[float | None]:
-    rows: list[Any] = _rows(name, values, least, most)
-    return [None if value is None else _probability(name, value) for value in rows]
+def probabilities(name: str, values: Any, least: int, most: int) -> list[float]:
+    """Return `least` to `most` probabilities as `most`; not-a-number if unknown."""
+    if values is None:
+        return [nan] * most
+    rows = _rows(name, values, least, most, None)
+    return [nan if value is None else _probability(name, value) for value in rows]
 
 
 def _tops(name: str, values: Any, least: int, most: int) -> list[Top]:
-    rows: list[Any] = _rows(name, values, least, most)
+    if values is None:
+        return [()] * most
+    rows = _rows(name, values, least, most, ())
     try:
         tops = [[(token, value) for token, value in top] for top in rows]
     except (TypeError, ValueError):
         raise UsageError(f"{name} is {shown(values)}; give pairs (id, probability) for each token") from None
-    what = f"a token of {name}"
-    return [
-        tuple((whole(what, token, high=MOST_TOKEN), _probability(name, value) or 0.0) for token, value in top)
-        for top in tops
-    ]
+    return [tuple(_likely(name, token, value) for token, value in top) for top in tops]
 
 
-def _rows(name: str, values: Any, least: int, most: int) -> list[Any]:
-    """Return one value for each drafted token, and perhaps one for the target's own."""
-    if values is None:
-        return []
+def _likely(name: str, token: Any, value: Any) -> tuple[int, float]:
+    number = whole(f"a token of {name}", token, high=MOST_TOKEN)
+    chance = _probability(name, value)
+    return number, 0.0 if isnan(chance) else chance
+
+
+def _rows(name: str, values: Any, least: int, most: int, absent: Any) -> list[Any]:
+    """Return one value for each drafted token, and perhaps one for the target's own, as `most`."""
     try:
         rows = list(cast("Iterable[Any]", values.tolist() if hasattr(values, "tolist") else values))
     except TypeError:
@@ -243,59 +253,15 @@ def _rows(name: str, values: Any, least: int, most: int) -> list[Any]:
     if not least <= len(rows) <= most:
         more = "" if least == most else ", and perhaps one for the target's own"
         raise UsageError(f"{name} has {len(rows)} values; give one for each of {least} drafted tokens{more}")
-    return rows
+    return rows + [absent] * (most - len(rows))
 
 
-def _probability(name: str, value: Any) -> float | None:
-    """Return a probability, None for not-a-number; a rounding error above 1 is cut."""
+def _probability(name: str, value: Any) -> float:
+    """Return a probability, or not-a-number; a rounding error above 1 is cut."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise UsageError(f"{name} has {shown(value)}; a probability is 0 to 1") from None
-    if math.isnan(number):
-        return None
-    if not 0 <= number <= 1 + 1e-3:
+    if number < 0 or number > 1 + 1e-3:
         raise UsageError(f"{name} has {number:g}; a probability is 0 to 1")
-    return min(1.0, number)
-
-
-def decisions_of(
-    at: Place, judging: Judging, extras: Extras, rule: str, spans: Sequence[int]
-) -> list[Decision]:
-    """Return the decision on each drafted token, then the one on the target's own token.
-
-    `spans` are the ids of the spans that drafted the tokens; `rule` is empty if unknown.
-    """
-    size, last = len(judging.drafted), judging.path[-1] if judging.path else -1
-    levels, rows = judging.levels, list[Decision]()
-    for node, (token, parent) in enumerate(zip(judging.drafted, judging.parents, strict=True)):
-        outcome, known = judging.outcome(node), extras.of(node)
-        tested = (rule, outcome, spans[node], at.verify)
-        if outcome == "discarded":
-            tested = ("", outcome, spans[node], -1)
-        where = (at.step, at.sequence, node, parent, at.start + levels[node], token)
-        rows.append(Decision(*where, known.p, known.q, None, *tested, known.top_p, known.top_q))
-    if judging.own:
-        known, position = extras.of(size), at.start + len(judging.path)
-        where = (at.step, at.sequence, -1, last, position, judging.emitted[-1])
-        own = (rule if judging.tested else rule and "target", judging.origin, -1, at.verify)
-        rows.append(Decision(*where, known.p, None, None, *own, known.top_p))
-    return rows
-
-
-def _item(values: Sequence[Any], place: int, absent: Any) -> Any:
-    return values[place] if place < len(values) else absent
-
-
-def commits_of(at: Place, judging: Judging, texts: Sequence[str]) -> list[Commit]:
-    """Return the tokens of the output; `texts` are what each adds."""
-    origins = ["accepted"] * len(judging.path) + [judging.origin]
-    return [
-        Commit(at.step, at.sequence, at.start + i, token, origins[i], texts[i], at.time)
-        for i, token in enumerate(judging.emitted)
-    ]
-
-
-def round_of(at: Place, judging: Judging, mode: str) -> Round:
-    counts = (len(judging.drafted), len(judging.path), len(judging.emitted))
-    return Round(at.step, at.sequence, mode, *counts, at.time, at.verify)
+    return number if number < 1 or isnan(number) else 1.0

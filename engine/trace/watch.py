@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from transformers import StoppingCriteriaList
 
-from specscope.engine.errors import UsageError, named_arguments, one_line, shown
+from specscope.engine.errors import UsageError, named_arguments, shown
 from specscope.engine.files import read_bytes
 from specscope.engine.trace.appended import KeptLines, Lines
 from specscope.engine.trace.events import Header
 from specscope.engine.trace.generators import layers_of
 from specscope.engine.trace.given import file_path
 from specscope.engine.trace.jsonl import MOST_TRACE_BYTES, read_jsonl
-from specscope.engine.trace.recorder import RECORDED
+from specscope.engine.trace.recorder import RECORDED, ended_by
 from specscope.engine.trace.trace import Trace
 from specscope.engine.trace.watched import RUNTIME, Call
 
@@ -84,9 +84,8 @@ def _watching(
         with _attached(call):
             yield trace
     except BaseException as error:
-        status = "cancelled" if isinstance(error, KeyboardInterrupt) else "failed"
         with suppress(Exception):  # the block's own error is the one to see
-            call.close(status, "" if status == "cancelled" else one_line(f"{type(error).__name__}: {error}"))
+            call.close(*ended_by(error))
             _keep(trace, lines)
         raise
     else:

@@ -22,32 +22,6 @@ MOST_DRAFTS = 4096
 _SIDES: dict[str, str] = {**dict.fromkeys(DRAFTS, "drafter"), **dict.fromkeys(SCORES, "target")}
 
 
-EACH = 2**24
-"""Ids of a process; with the most bytes of a file they are below 2**53, as JavaScript needs."""
-
-
-class Numbers:
-    """Ids of spans, which no two processes of a recording share: from 0 in the one that opened it.
-
-    Args:
-        place: A place in the recording's file that no process gets twice.
-        joined: Whether another process opened the recording.
-    """
-
-    def __init__(self, place: Callable[[], int], *, joined: bool) -> None:
-        self._place = place
-        self._ids = iter(range(0 if joined else EACH))
-
-    def next(self) -> int:
-        number = next(self._ids, -1)
-        return self._more() if number < 0 else number
-
-    def _more(self) -> int:
-        first = self._place() * EACH
-        self._ids = iter(range(first + 1, first + EACH))
-        return first
-
-
 class Track(NamedTuple):
     """What all spans of one kind on one device share."""
 

@@ -16,8 +16,10 @@ import pytest
 
 import specscope
 from specscope.engine.cluster import occupancy
-from specscope.engine.cluster.occupancy import OtherPrograms, ProcessorTime, Sampler
+from specscope.engine.cluster.occupancy import OtherPrograms, Sampler
+from specscope.engine.trace import load
 from specscope.engine.trace.events import OTHERS, Commit, Device, Occupancy
+from specscope.engine.trace.load import ProcessorTime
 from specscope.engine.types import Limits
 
 CORE = min(os.sched_getaffinity(0))
@@ -183,7 +185,7 @@ def test_what_cannot_be_read_hides_nothing_else(nvml, broken):
 def test_the_load_by_other_programs(monkeypatch, wall, busy):
     values = [ProcessorTime(0.0, 100.0, {}), ProcessorTime(wall, 108.0, {1: 3.0})]
     monkeypatch.setattr(occupancy, "processor_time", lambda _: values.pop(0))
-    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
+    monkeypatch.setattr(load, "_cores", lambda: 2)
     known = OtherPrograms([2**22 + 1])
     assert [process.pid for process in known._processes] == [psutil.Process().pid], "ended ones are left out"
     row = known.row(77)
@@ -194,7 +196,7 @@ def test_the_load_by_other_programs(monkeypatch, wall, busy):
     "place", [{"runtime": "local-thread"}, {"runtime": "virtual", "profile": "pearl-4xA100"}]
 )
 def test_measured_runs_record_it_once_and_virtual_runs_do_not(monkeypatch, place):
-    monkeypatch.setattr(occupancy, "SHORTEST", 0.0)
+    monkeypatch.setattr(load, "SHORTEST", 0.0)
     with specscope.open(**place) as cluster:
         trace = cluster.run("autoregressive", "Hello", limits=Limits(max_new_tokens=4))
     rows = [row for row in trace.occupancy if row.device == OTHERS]

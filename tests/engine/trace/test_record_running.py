@@ -80,7 +80,7 @@ def test_processes_append_to_one_file_with_one_clock(path):
 
 
 def test_a_process_with_more_spans_than_ids_gets_further_ones(path, monkeypatch):
-    monkeypatch.setattr("specscope.engine.trace.work.EACH", 4)
+    monkeypatch.setattr("specscope.engine.trace.appended.EACH", 4)
     with specscope.record(path, devices=["drafter", "target"]) as rec:
         rec.start()
         with specscope.record(path, join=True) as other:
@@ -251,7 +251,7 @@ def recorded(path, work):
         rec.round(emitted=[1])
     after = load.used()
     (trace,) = read_traces(path).traces
-    return trace, after.own - before.own, after.machine - before.machine
+    return trace, sum(after.own.values()) - sum(before.own.values()), after.machine - before.machine
 
 
 def seconds_of_others(trace):
@@ -291,7 +291,7 @@ def test_where_nothing_is_known_nothing_is_recorded(path, monkeypatch, tmp_path)
 @pytest.mark.parametrize(("begun", "known"), [(0, True), (10**9, True), (10**10, False)])
 def test_only_the_load_during_the_run_is_told(path, monkeypatch, begun, known):
     """The times of a run may be given afterwards: it may have begun before this program looked."""
-    readings = iter(load.Used(at * 10**9, ticks, 0.0) for at, ticks in ((9, 0.0), (10, 1.0), (20, 12.0)))
+    readings = iter(load.ProcessorTime(at, ticks, {}) for at, ticks in ((9, 0.0), (10, 1.0), (20, 12.0)))
     monkeypatch.setattr(load, "used", lambda: next(readings))
     found = load.MachineLoad()
     found.start(10**10 - begun)

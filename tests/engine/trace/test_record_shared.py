@@ -12,6 +12,7 @@ import pytest
 import specscope
 from specscope.engine.errors import UsageError
 from specscope.engine.trace import appended
+from specscope.engine.trace.events import MEMBER
 from specscope.engine.trace.jsonl import from_json
 from specscope.traces.imports.reading import read_traces
 from tests.engine.trace.recordings import followed, ids, read, run
@@ -78,6 +79,29 @@ def test_forked_children_record_spans_only_and_end_nothing_of_their_parents(path
     children = [span.id for span in first.spans if span.kind == "draft"]
     assert (parents, len(children)) == ([0, 1], 4)
     assert all(2**24 <= number < 2**53 for number in children)
+
+
+JOINED = """
+import os, sys, specscope
+from specscope.engine.trace import load
+load.EVERY_NS, load._ancestors = 0, lambda _: []
+rec = specscope.record(sys.argv[1], devices={"d": "drafter", "t": "target"})
+rec.start()
+joined = specscope.record(sys.argv[1], join=True)
+if os.fork() == 0:
+    for _ in range(2): joined.end(joined.span("draft"))
+    os._exit(0)
+assert os.wait()[1] == 0
+joined.close()
+rec.close()
+"""
+
+
+def test_a_forked_child_of_a_process_that_joined_tells_no_load(path):
+    """It has used less than its parent had before: its share since then would be negative."""
+    run(JOINED, path)
+    rows = [row for row in read(path).occupancy if row.device == MEMBER]
+    assert len(rows) == 1
 
 
 def test_only_a_running_recording_can_be_joined(path, tmp_path):
