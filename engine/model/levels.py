@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specscope.engine.sampling.draws import TOP, pick_rows, process_logits, softmax
+from specscope.engine.sampling.forms import best_places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -279,8 +280,7 @@ class _Choice:
         """Return the places of the level's nodes, rising, (S, n); values are (S, K, C)."""
         if not self._plan.most:
             return self._places.expand(len(values), -1)
-        ranked = torch.where(there, values, -torch.inf).flatten(1).sort(dim=1, descending=True, stable=True)
-        return ranked.indices[:, : self._plan.nodes].sort(1).values
+        return best_places(values.flatten(1), there.flatten(1), self._plan.nodes)
 
     def _used(self, places: Tensor, there: Tensor) -> Tensor:
         """Return how many children each row above has among the chosen places, (S, K)."""
@@ -301,8 +301,7 @@ class _Choice:
     def onward(self, paths: Tensor, exists: Tensor) -> Tensor:
         if not isinstance(self._plan.onward, int):
             return self._fixed.expand(len(paths), -1)
-        ranked = torch.where(exists, paths, -1.0).sort(dim=1, descending=True, stable=True).indices
-        return ranked[:, : self._plan.onward_count].sort(1).values
+        return best_places(paths, exists, self._plan.onward_count)
 
     def read(self, facts: Tensor, q: Tensor | None) -> ChosenLevel:
         alive, top_ids, top, ids, counts = facts.split(self._widths, 1)
