@@ -121,7 +121,7 @@ class Case(NamedTuple):
     """The position that row 0 decides."""
     draws: Draws
     bonus: bool = True
-    typical: bool = False
+    typical: Typical | None = None
 
 
 def read(cases: Sequence[Case], sampling: Sampling) -> list[PackedRows]:
@@ -147,7 +147,7 @@ def _own_numbers(case: Case) -> Iterator[tuple[int, float]]:
     positions, ratio = [case.position], set[int]()
     for t in case.draft.tokens:
         positions.append(positions[t.parent + 1] + 1)
-        if t.q is not None and not case.typical:
+        if t.q is not None and case.typical is None:
             ratio.add(t.parent + 1)  # rule 1 draws from what is left of p
     for row, position in enumerate(positions[: len(case.logits)]):
         if row not in ratio:

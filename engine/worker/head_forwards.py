@@ -9,8 +9,8 @@ import torch
 
 from specscope.engine.heads.drafting import Growing, HeadLayer, part_name
 from specscope.engine.heads.work import Work
-from specscope.engine.types import Prefix, Tree
-from specscope.engine.worker.forwards import NO_DRAFT, Forwards
+from specscope.engine.types import NO_TREE, Prefix, Tree
+from specscope.engine.worker.forwards import Forwards
 from specscope.engine.worker.jobs import Stamp
 
 
@@ -62,7 +62,7 @@ class PackedForwards:
         return [rows[2:] for rows in logits]  # neither the last state nor the last token drafts
 
     def prefill(self, prefixes: Sequence[Prefix]) -> None:
-        self._follow("prefill", prefixes, [NO_DRAFT] * len(prefixes), logits=False)
+        self._follow("prefill", prefixes, [NO_TREE] * len(prefixes), logits=False)
         for place, _ in enumerate(self._forwards.heads[self._name].further, 1):
             if long := [prefix for prefix in prefixes if len(prefix) > place + 1]:
                 self._forward_place("prefill", place, long, [()] * len(long))
