@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from specscope.engine.model.levels import Drafted, DraftKind, DraftLevels
+from specscope.engine.model.levels import Drafted, DraftKind, DraftLevels, LevelRows
 from specscope.engine.model.static import PerCache, StaticForward, captured, graph_pool, read_length
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class FusedDraft:
         kind, device = levels.kind, levels.device
         pinned = device.type == "cuda"
         self._hosted_places = torch.zeros((2, kind.slots), dtype=torch.int64, pin_memory=pinned)
-        shape = levels.numbers_shape
+        shape = len(kind.plans), kind.slots, max(plan.nodes for plan in kind.plans)
         self._hosted_numbers = torch.zeros(shape, dtype=torch.float64, pin_memory=pinned)
         self._places = self._hosted_places.to(device)
         """Rows of each slot before the draft, -1 for a void slot; the lines of the given slots."""
@@ -177,20 +177,18 @@ class LevelForwards:
         """Of the T forwarded rows."""
         self.cells = [forward.cells for forward in self._forwards]
 
-    def begin(self, lengths: Tensor) -> None:
-        self._lengths, count = lengths, len(self._places)
-        self._above = lengths.new_zeros((len(lengths), 1, count), dtype=torch.bool)
-        """Which forwarded rows are a row of the last forward, or its ancestors, (S, K, T)."""
-
-    def run(self, level: int, tokens: Tensor, parents: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def run(self, level: int, lengths: Tensor, tokens: Tensor, parents: Tensor, states: Tensor) -> LevelRows:
         """Forward nodes of a level; see `LevelSource`."""
         forward, (slots, count) = self._forwards[level], tokens.shape
+        if level == 0:
+            self._above = lengths.new_zeros((slots, 1, len(self._places)), dtype=torch.bool)
+            # which forwarded rows are a row of the last forward, or its ancestors, (S, K, T)
         own = self._places[self._firsts[level] :][:count]
         self._above = _gathered(self._above, parents) | (self._places == own[:, None])
-        void, lengths = (self._lengths < 0)[:, None], self._lengths.clamp(min=0)
-        forward.indices.copy_(torch.where(void, forward.spare, self._lengths[:, None] + own).flatten())
-        position = (self._lengths + level).clamp(min=0)
-        visible = forward.visible(lengths, self._above, self._depths, position[:, None], void)
+        void, first = (lengths < 0)[:, None], lengths.clamp(min=0)
+        forward.indices.copy_(torch.where(void, forward.spare, lengths[:, None] + own).flatten())
+        position = (lengths + level).clamp(min=0)
+        visible = forward.visible(first, self._above, self._depths, position[:, None], void)
         positions = position.repeat_interleave(count)
         vectors = _gathered(states, parents).flatten(0, 1) if self._keeps else None
         inputs = self._decoder.inputs(tokens.flatten(), positions, self._no_masks[level], vectors)

@@ -67,11 +67,6 @@ class PackedForwards:
             if long := [prefix for prefix in prefixes if len(prefix) > place + 1]:
                 self._forward_place("prefill", place, long, [()] * len(long))
 
-    def next_layer(self, trees: Sequence[Growing]) -> list[torch.Tensor]:
-        place, prefixes = trees[0].depth, [tree.prefix for tree in trees]
-        drafted = [tuple(node.id for node in tree.nodes) for tree in trees]
-        return [rows[-1:] for rows in self._forward_place("draft", place, prefixes, drafted)]
-
     def _forward_place(
         self, kind: str, place: int, prefixes: Sequence[Prefix], drafted: Sequence[tuple[int, ...]]
     ) -> list[torch.Tensor]:
@@ -102,6 +97,10 @@ class PackedForwards:
         return logits
 
     def deepen(self, trees: Sequence[Growing]) -> list[torch.Tensor]:
+        if self._forwards.heads[self._name].further:
+            place, prefixes = trees[0].depth, [tree.prefix for tree in trees]
+            drafted = [tuple(node.id for node in tree.nodes) for tree in trees]
+            return [rows[-1:] for rows in self._forward_place("draft", place, prefixes, drafted)]
         rests, levels = [self.rest(tree.prefix) for tree in trees], [tree.level() for tree in trees]
         predicted = [
             self._forwards.states(self._name, rest.sequence, [len(rest) + parent for parent in parents])
