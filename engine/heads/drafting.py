@@ -128,17 +128,11 @@ class HeadForwards(Protocol):
         """
         ...
 
-    def next_layer(self, trees: Sequence[Growing]) -> Sequence[Tensor]:
-        """Forward the prefixes and their chains in the layer that drafts the next place.
-
-        Its rows read the states of the layer before. Returns the logits after each chain, (1, N).
-        """
-        ...
-
     def deepen(self, trees: Sequence[Growing]) -> Sequence[Tensor]:
         """Forward the frontiers in one forward; each row reads its parent's predicted state.
 
-        Returns the logits after each frontier, (R, N).
+        If each place has its own layer, whole chains are forwarded in the next one, whose rows read
+        the states of the layer before. Returns the logits after each frontier, (R, N).
         """
         ...
 

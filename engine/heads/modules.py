@@ -145,13 +145,6 @@ def draft_with_states(forwards: HeadForwards) -> LevelLogits:
     return logits
 
 
-def draft_by_layers(forwards: HeadForwards) -> LevelLogits:
-    def logits(trees: Sequence[Growing]) -> Sequence[Tensor]:
-        return forwards.next_layer(trees) if trees[0].depth else forwards.exact(trees, [0] * len(trees))
-
-    return logits
-
-
 def draft_at_once(
     compute: Callable[[Sequence[Growing]], Sequence[Tensor]], masked_tail: int = 0
 ) -> LevelLogits:

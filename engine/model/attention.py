@@ -7,7 +7,7 @@ of EMS-SD (section 3.1).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -231,7 +231,7 @@ class PaddedAttention:
         """Return queries, (S R, heads, head_dim), as (S, kv_heads, G R, head_dim)."""
         return queries.view(self._split).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
-    def mask(self, visible: dict[int | None, Tensor]) -> None:
+    def mask(self, visible: Mapping[int | None, Tensor]) -> None:
         """Say whether a new row sees a cached row in this forward, (S or 1, R, N) by window."""
         for window, seen in visible.items():
             if window in self._flex:

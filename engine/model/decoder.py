@@ -247,10 +247,7 @@ class Decoder:
         """Return the first layer's residual input (T, D) and its attention input, if separate."""
         if not self.is_first:
             return _required(stage_io).receive(len(rows), self.layers[0].mlp_norm.weight), None
-        if self.make_inputs is not None:
-            return self.inputs_of(rows)
-        ids, places = (torch.from_numpy(numbers).to(self.device) for numbers in (rows.tokens, positions))
-        return self.embed(ids, places), None
+        return self.inputs_of(rows, positions)
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return the first layer's input, (T, D), for T token ids at their positions."""
@@ -260,14 +257,22 @@ class Decoder:
         x = rotated(x) if self._rotate else x
         return x if self.learned is None else x.add_(self.learned.index_select(0, positions))
 
-    def inputs_of(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        """Return the first layer's inputs in a whole model; see `MakeInputs`."""
-        ids = rows.tokens if self.make_inputs is None else np.maximum(rows.tokens, 0)
-        x = self.embedding.index_select(0, torch.from_numpy(ids).to(self.device))
+    def inputs_of(self, rows: Rows, positions: np.ndarray) -> tuple[Tensor, Tensor | None]:
+        """Return the first layer's inputs for rows at these positions, in a whole model."""
+        tokens, masks = rows.tokens, None
+        if self.make_inputs is not None:
+            tokens, masks = np.maximum(tokens, 0), torch.from_numpy(np.maximum(-tokens, 0))
+        ids, places = (torch.from_numpy(numbers).to(self.device) for numbers in (tokens, positions))
+        return self.inputs(ids, places, masks, rows.vectors)
+
+    def inputs(
+        self, ids: Tensor, positions: Tensor, masks: Tensor | None, vectors: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the first layer's inputs for T token ids; masks, vectors: see `MakeInputs`."""
         if self.make_inputs is None:
-            return x, None
-        assert rows.vectors is not None, "a head's rows carry states"
-        return self.make_inputs(torch.from_numpy(np.maximum(-rows.tokens, 0)), x, rows.vectors)
+            return self.embed(ids, positions), None
+        assert masks is not None and vectors is not None, "a head's rows carry states"  # noqa: PT018
+        return self.make_inputs(masks, self.embedding.index_select(0, ids), vectors)
 
     def _given(self, rows: Rows) -> GivenStates | None:
         """Return the rows of a block drafter that are no part of a block."""

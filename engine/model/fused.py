@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from specscope.engine.model.attention import PaddedAttention
-from specscope.engine.model.levels import Drafted, DraftKind, DraftLevels
-from specscope.engine.model.static import PerCache, captured, graph_pool, read_length
+from specscope.engine.model.levels import Drafted, DraftKind, DraftLevels, LevelRows
+from specscope.engine.model.static import PerCache, StaticForward, captured, graph_pool, read_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from specscope.engine.drafting.tree import LevelPlan
-    from specscope.engine.model.cache import Buffers, Cache
+    from specscope.engine.model.cache import Cache
     from specscope.engine.model.clock import Clock
     from specscope.engine.model.decoder import Decoder
     from specscope.engine.model.static import GraphPool
@@ -116,7 +115,7 @@ class FusedDraft:
         kind, device = levels.kind, levels.device
         pinned = device.type == "cuda"
         self._hosted_places = torch.zeros((2, kind.slots), dtype=torch.int64, pin_memory=pinned)
-        shape = levels.numbers_shape
+        shape = len(kind.plans), kind.slots, max(plan.nodes for plan in kind.plans)
         self._hosted_numbers = torch.zeros(shape, dtype=torch.float64, pin_memory=pinned)
         self._places = self._hosted_places.to(device)
         """Rows of each slot before the draft, -1 for a void slot; the lines of the given slots."""
@@ -129,7 +128,7 @@ class FusedDraft:
     def run(self, given: DraftInputs, lengths: Sequence[int], clock: Clock) -> Drafted:
         lines, levels = self._fill(given, lengths), self._levels
         if self._launch is None:
-            self._launch = captured(self._compute, self._pool) if given.logits.is_cuda else self._compute
+            self._launch = captured(self._compute, self._pool)
         self._launch()
         assert levels.facts is not None, "the draft has been computed"
         if len(self._hosted_q) < len(levels.q):
@@ -164,83 +163,39 @@ class LevelForwards:
     """The forwards of levels: K rows per slot, which see the prefix and their ancestors."""
 
     def __init__(self, decoder: Decoder, keeps: tuple[int, ...], cache: Cache, kind: DraftKind) -> None:
-        self.decoder, self.device = decoder, cache.tensor.device
-        self._keeps, self._kind, self._spare = keeps, kind, cache.tensor.shape[3] - 1
-        self._windows = tuple(dict.fromkeys(layer.window for layer in decoder.layers))
-        self._columns = torch.arange(kind.length, device=self.device)
-        self._rotations = decoder.rotations
-        forwarded = kind.forwarded
+        self._decoder, self._keeps, self._kind = decoder, keeps, kind
+        device, forwarded = cache.tensor.device, kind.forwarded
+        slots, made = range(kind.slot, kind.slot + kind.slots), dict[int, StaticForward]()
+        for rows in forwarded:
+            made[rows] = made.get(rows) or StaticForward(decoder, cache, slots, rows, kind.length, keeps)
+        self._forwards = [made[rows] for rows in forwarded]
+        self._no_masks = [torch.zeros_like(forward.indices) for forward in self._forwards]
         self._firsts = [sum(forwarded[:level]) for level in range(len(forwarded))]
-        self._total = sum(forwarded)
+        self._places = torch.arange(sum(forwarded), device=device)
         depths = [level for level, rows in enumerate(forwarded) for _ in range(rows)]
-        self._depths = torch.tensor(depths, dtype=torch.int64, device=self.device)
-        """Of the forwarded rows."""
-        self._tokens_only = [
-            torch.zeros(kind.slots * rows, dtype=torch.int64, device=self.device) for rows in forwarded
-        ]
-        """The numbers of the rows' masks: none is one."""
-        made = {rows: self._part(cache, rows) for rows in forwarded}
-        self._parts = [made[rows] for rows in forwarded]
-        self.cells = [attention.cells(None) for _, _, attention in self._parts]
+        self._depths = torch.tensor(depths, dtype=torch.int64, device=device)
+        """Of the T forwarded rows."""
+        self.cells = [forward.cells for forward in self._forwards]
 
-    def _part(self, cache: Cache, rows: int) -> tuple[Buffers, Tensor, PaddedAttention]:
-        """Return buffers, cache rows and attention of forwards of K rows per slot."""
-        kind = self._kind
-        buffers = cache.buffers(kind.slots * rows)
-        indices = torch.zeros(kind.slots * rows, dtype=torch.int64, device=self.device)
-        slots = range(kind.slot, kind.slot + kind.slots)
-        compiler = self.decoder.compiler
-        return (
-            buffers,
-            indices,
-            PaddedAttention(cache, buffers, slots, kind.length, indices, compiler=compiler),
-        )
-
-    def begin(self, lengths: Tensor) -> None:
-        self._lengths = lengths
-        self._above = lengths.new_zeros((len(lengths), 1, self._total), dtype=torch.bool)
-        """Which forwarded rows are a row of the last forward, or its ancestors, (S, K, T)."""
-
-    def run(self, level: int, tokens: Tensor, parents: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def run(self, level: int, lengths: Tensor, tokens: Tensor, parents: Tensor, states: Tensor) -> LevelRows:
         """Forward nodes of a level; see `LevelSource`."""
-        decoder, (slots, count) = self.decoder, tokens.shape
-        own = torch.arange(count, device=tokens.device) + self._firsts[level]
-        places = torch.arange(self._total, device=tokens.device)
-        self._above = _gathered(self._above, parents) | (places == own[:, None])
-        void = (self._lengths < 0)[:, None]
-        buffers, indices, attention = self._parts[level]
-        indices.copy_(torch.where(void, self._spare, self._lengths[:, None] + own).flatten())
-        position = (self._lengths + level).clamp(min=0)
-        attention.mask(self._sees(position))
+        forward, (slots, count) = self._forwards[level], tokens.shape
+        if level == 0:
+            self._above = lengths.new_zeros((slots, 1, len(self._places)), dtype=torch.bool)
+            # which forwarded rows are a row of the last forward, or its ancestors, (S, K, T)
+        own = self._places[self._firsts[level] :][:count]
+        self._above = _gathered(self._above, parents) | (self._places == own[:, None])
+        void, first = (lengths < 0)[:, None], lengths.clamp(min=0)
+        forward.indices.copy_(torch.where(void, forward.spare, lengths[:, None] + own).flatten())
+        position = (lengths + level).clamp(min=0)
+        visible = forward.visible(first, self._above, self._depths, position[:, None], void)
         positions = position.repeat_interleave(count)
-        rotation = self._rotations.index_select(1, positions) * decoder.scales
-        x, attention_input = self._inputs(level, tokens.flatten(), positions, _gathered(states, parents))
-        hidden = decoder.run_static(x, attention_input, rotation, buffers, attention, self._keeps)
+        vectors = _gathered(states, parents).flatten(0, 1) if self._keeps else None
+        inputs = self._decoder.inputs(tokens.flatten(), positions, self._no_masks[level], vectors)
+        hidden = forward.run(inputs, positions, visible)
         split = (slots, count, -1)
-        logits = decoder.logits(x)[:, : self._kind.columns].view(split)
+        logits = self._decoder.logits(inputs[0])[:, : self._kind.columns].view(split)
         return logits, hidden[self._keeps[0]].view(split) if self._keeps else states
-
-    def _inputs(
-        self, level: int, tokens: Tensor, positions: Tensor, states: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        decoder = self.decoder
-        if decoder.make_inputs is None:
-            return decoder.embed(tokens, positions), None
-        embedded = decoder.embedding.index_select(0, tokens)
-        return decoder.make_inputs(self._tokens_only[level], embedded, states.flatten(0, 1))
-
-    def _sees(self, position: Tensor) -> dict[int | None, Tensor]:
-        """Return which cached rows the nodes at a position see, (S, K, N) for each window."""
-        own = self._columns - self._lengths.clamp(min=0)[:, None]  # numbers of the forwarded rows
-        among = own.clamp(0, self._total - 1)
-        inside = ((own >= 0) & (own < self._total))[:, None]
-        rows = among[:, None].expand(-1, self._above.shape[1], -1)
-        seen = torch.where(inside, self._above.gather(2, rows), (own < 0)[:, None])
-        level = self._depths[among] if self._total else own
-        positions = torch.where(own < 0, self._columns, self._lengths.clamp(min=0)[:, None] + level)
-        void = ((self._lengths < 0)[:, None] & (self._columns == 0))[:, None]  # else it would be NaN
-        late = (positions - position[:, None])[:, None]
-        return {w: (seen if w is None else seen & (late > -w)) | void for w in self._windows}
 
 
 def _gathered(rows: Tensor, parents: Tensor) -> Tensor:

@@ -9,12 +9,13 @@ device, where the next forward reads them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from specscope.engine.sampling.draws import TOP, pick_rows, process_logits, softmax
+from specscope.engine.sampling.forms import best_places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,6 +89,10 @@ class DeviceNodes(NamedTuple):
     """As in `Node`, float64."""
 
 
+LevelRows: TypeAlias = tuple[Tensor, Tensor]
+"""Logits after the nodes of a level, (S, K, N), and their states, (S, K, D)."""
+
+
 class LevelSource(Protocol):
     """Computes the logits of a draft's levels below the first."""
 
@@ -96,15 +101,11 @@ class LevelSource(Protocol):
         """Query-key cells of each of its forwards: of all levels, or none."""
         ...
 
-    def begin(self, lengths: Tensor) -> None:
-        """Begin a draft after each slot's rows; see `DraftLevels.compute`."""
-        ...
+    def run(self, level: int, lengths: Tensor, tokens: Tensor, parents: Tensor, states: Tensor) -> LevelRows:
+        """Forward nodes of a level, from 0.
 
-    def run(self, level: int, tokens: Tensor, parents: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits after nodes of a level, from 0, (S, K, N), and states, (S, K, D).
-
-        `tokens` and `parents`, among the rows above, are (S, K); `states` are those of the rows
-        above.
+        `lengths`: see `DraftLevels.compute`. `tokens` and `parents`, among the rows above, are
+        (S, K); `states` are those of the rows above.
         """
         ...
 
@@ -133,12 +134,6 @@ class DraftLevels:
         self.nodes = list[DeviceNodes]()
         """The nodes of each level."""
 
-    @property
-    def numbers_shape(self) -> tuple[int, int, int]:
-        """Levels, slots, and most numbers of a level."""
-        kind = self.kind
-        return len(kind.plans), kind.slots, max(plan.nodes for plan in kind.plans)
-
     def compute(self, lengths: Tensor, logits: Tensor, states: Tensor, numbers: Tensor) -> None:
         """Draft after each slot's rows.
 
@@ -146,14 +141,13 @@ class DraftLevels:
             lengths: Rows of each slot before the draft, -1 for a void slot, (S,) int64.
             logits: Of each slot's last row, (S, N).
             states: Of a head's layer: the predicted state of each slot's last row, (S, D).
-            numbers: What decides the draws, `numbers_shape`, float64.
+            numbers: What decides the draws, (levels, S, most nodes of a level), float64.
         """
         logits, states = logits[:, None], states[:, None]
         paths = logits.new_ones((len(lengths), 1), dtype=torch.float64)
         alive, above, first = (lengths >= 0)[:, None], lengths.new_zeros((len(lengths), 1)), 1
         self.nodes = list[DeviceNodes]()
         drafted = list[_Chosen]()
-        self._source.begin(lengths)
         for level, choice in enumerate(self._levels):
             chosen = choice.choose(logits, paths, alive, numbers[level])
             drafted.append(chosen)
@@ -171,7 +165,7 @@ class DraftLevels:
             parents = chosen.parents.gather(1, places)
             paths, alive = chosen.paths.gather(1, places), chosen.exists.gather(1, places)
             above, first = first + places, first + ids.shape[1]
-            logits, states = self._source.run(level, ids.gather(1, places), parents, states)
+            logits, states = self._source.run(level, lengths, ids.gather(1, places), parents, states)
             if level < len(self._events):
                 self._events[level][1].record()
         self.q = [chosen.q for chosen in drafted] if self.kind.sampling else []
@@ -279,8 +273,7 @@ class _Choice:
         """Return the places of the level's nodes, rising, (S, n); values are (S, K, C)."""
         if not self._plan.most:
             return self._places.expand(len(values), -1)
-        ranked = torch.where(there, values, -torch.inf).flatten(1).sort(dim=1, descending=True, stable=True)
-        return ranked.indices[:, : self._plan.nodes].sort(1).values
+        return best_places(values.flatten(1), there.flatten(1), self._plan.nodes)
 
     def _used(self, places: Tensor, there: Tensor) -> Tensor:
         """Return how many children each row above has among the chosen places, (S, K)."""
@@ -301,8 +294,7 @@ class _Choice:
     def onward(self, paths: Tensor, exists: Tensor) -> Tensor:
         if not isinstance(self._plan.onward, int):
             return self._fixed.expand(len(paths), -1)
-        ranked = torch.where(exists, paths, -1.0).sort(dim=1, descending=True, stable=True).indices
-        return ranked[:, : self._plan.onward_count].sort(1).values
+        return best_places(paths, exists, self._plan.onward_count)
 
     def read(self, facts: Tensor, q: Tensor | None) -> ChosenLevel:
         alive, top_ids, top, ids, counts = facts.split(self._widths, 1)

@@ -86,6 +86,18 @@ class Rows:
         vectors = [part.vectors for part in parts if part.vectors is not None]
         return cls(tokens, slots, parents, flags, torch.cat(vectors) if vectors else None)
 
+    def padded(self, count: int) -> Rows:
+        """Return the rows of one slot, at least one, with padding rows: `count` in all.
+
+        A padding row has the position of the last row.
+        """
+        if count == len(self):
+            return self
+        index = np.arange(count)
+        last = np.minimum(index, len(self) - 1)
+        flags = np.where(index < len(self), self.flags[last], PAD).astype(np.uint8)
+        return Rows(self.tokens[last], self.slots[last], self.parents[last], flags)
+
     def segments(self) -> list[tuple[int, int, int]]:
         """Return (slot, first, end) for each slot; its rows are self[first:end], contiguous."""
         runs = [(slot, len(list(run))) for slot, run in groupby(self.slots.tolist())]

@@ -8,7 +8,7 @@ On a CPU the same operations run one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -111,6 +111,77 @@ class StaticSteps:
         return steps[size].run(cache, rows, indices, want)
 
 
+class StaticForward:
+    """The layers of a decoder on K new rows in each of S neighbouring slots, over N cached rows.
+
+    Args:
+        decoder: The decoder.
+        cache: Its cache.
+        slots: The S slots.
+        rows: K.
+        length: N.
+        hidden: Layers whose states are returned; see `Output.hidden`.
+        indices: The cache row of each new row, (S K,) int64, read at each call; default: zeros.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: Cache,
+        slots: range,
+        rows: int,
+        length: int,
+        hidden: tuple[int, ...] = (),
+        indices: Tensor | None = None,
+    ) -> None:
+        count, device = len(slots) * rows, cache.tensor.device
+        self._decoder, self._hidden, self._buffers = decoder, hidden, cache.buffers(count)
+        self.indices = torch.zeros(count, dtype=torch.int64, device=device) if indices is None else indices
+        self._attention = PaddedAttention(
+            cache, self._buffers, slots, length, self.indices, compiler=decoder.compiler
+        )
+        self._rotations, self._columns = decoder.rotations, torch.arange(length, device=device)
+        self.windows = tuple(dict.fromkeys(cache.shape.windows))
+        self.spare = cache.tensor.shape[3] - 1
+        """The cache row that unused rows write to."""
+        self.cells = self._attention.cells(None)
+
+    def run(
+        self, inputs: tuple[Tensor, Tensor | None], positions: Tensor, visible: Mapping[int | None, Tensor]
+    ) -> dict[int, Tensor]:
+        """Run the layers on the first of `inputs` in place; return the states of `hidden`.
+
+        Args:
+            inputs: What `Decoder.inputs` returns for the S K rows.
+            positions: Their positions, (S K,) int64.
+            visible: Whether a row sees a cached row, by window; see `PaddedAttention.mask`.
+        """
+        self._attention.mask(visible)
+        rotation = self._rotations.index_select(1, positions) * self._decoder.scales
+        return self._decoder.run_static(*inputs, rotation, self._buffers, self._attention, self._hidden)
+
+    def visible(
+        self, first: Tensor, sees: Tensor, depths: Tensor, positions: Tensor, void: Tensor
+    ) -> dict[int | None, Tensor]:
+        """Return which cached rows the rows see, (S, K, N) for each window.
+
+        Args:
+            first: Rows of each slot's text, which all rows see, (S,) int64; T rows follow them.
+            sees: Whether a row is one of the T rows, or descends from it, (S, K, T).
+            depths: The positions of the T rows after the text, (T,) int64.
+            positions: Those of the new rows, (S, K or 1).
+            void: Which new rows are not there, (S, K or 1); without a row to see they would be NaN.
+        """
+        number, count = self._columns - first[:, None], len(depths)  # of a cached row among the T rows
+        among, text = number.clamp(0, count - 1), number < 0
+        own = sees.gather(2, among[:, None].expand(-1, sees.shape[1], -1)) & (number < count)[:, None]
+        seen = text[:, None] | own
+        cached = torch.where(text, self._columns, first[:, None] + depths[among])
+        late = cached[:, None] - positions[:, :, None]
+        least = void[:, :, None] & (self._columns == 0)
+        return {w: (seen if w is None else seen & (late > -w)) | least for w in self.windows}
+
+
 class StaticStep:
     """A forward of one size: inputs in fixed memory, the same operations at every call."""
 
@@ -119,8 +190,7 @@ class StaticStep:
         self._decoder = decoder
         count = size.slots * size.rows
         device = cache.tensor.device
-        self._windows = tuple(dict.fromkeys(layer.window for layer in decoder.layers))
-        shape = (len(self._windows), size.slots, size.rows, size.length)
+        shape = (len(set(cache.shape.windows)), size.slots, size.rows, size.length)
         self._hosted = torch.zeros(
             40 * count + math.prod(shape), dtype=torch.uint8, pin_memory=device.type == "cuda"
         )
@@ -129,12 +199,9 @@ class StaticStep:
         self._numbers, self._visible = _split(self._given, count, shape)
         self._inputs: tuple[Tensor, Tensor | None] | None = None
         """Inputs of a drafting head's layer, made outside the step."""
-        self._spare = cache.tensor.shape[3] - 1
-        self._buffers = cache.buffers(count)
-        self._rotations = decoder.rotations
         slots = range(size.slot, size.slot + size.slots)
-        self._attention = PaddedAttention(
-            cache, self._buffers, slots, size.length, self._numbers[2], compiler=decoder.compiler
+        self._forward = StaticForward(
+            decoder, cache, slots, size.rows, size.length, size.hidden, self._numbers[2]
         )
         self._logits: Tensor | None = None
         self._states: dict[int, Tensor] = {}
@@ -144,8 +211,7 @@ class StaticStep:
     def run(self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray) -> Output:
         self._fill(cache, rows, indices, want)
         if self._launch is None:
-            on_cuda = self._numbers.is_cuda
-            self._launch = captured(self._compute, self._pool) if on_cuda else self._compute
+            self._launch = captured(self._compute, self._pool)
         self._launch()
         kept, wanted = self._numbers[3, : len(rows)], self._numbers[4, : len(want)]
         logits = (
@@ -154,14 +220,14 @@ class StaticStep:
             else self._logits.index_select(0, wanted)
         )
         states = {layer: state.index_select(0, kept) for layer, state in self._states.items()}
-        return Output(logits, states, self._attention.cells(None))
+        return Output(logits, states, self._forward.cells)
 
     def _fill(self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray) -> None:
         if self._copied is not None:  # the inputs of the step's last forward
             self._copied.synchronize()
         size, numbers, visible = self.size, self._hosted_numbers, self._hosted_visible
         numbers[...] = 0
-        numbers[2] = self._spare
+        numbers[2] = self._forward.spare
         visible[...] = False
         visible[..., 0] = True  # a row that saw nothing would be NaN
         places = np.empty(len(rows), dtype=np.int64)
@@ -169,28 +235,28 @@ class StaticStep:
             line, count = slot - size.slot, end - first
             places[first:end] = line * size.rows + np.arange(count)
             self._see(visible[:, line, :count], cache, slot, cache.length(slot) - count)
-        numbers[0, places] = rows.tokens
-        numbers[1, places] = cache.positions[rows.slots, indices]
+        positions = cache.positions[rows.slots, indices]
+        numbers[0, places], numbers[1, places] = rows.tokens, positions
         numbers[2, places] = indices
         numbers[3, : len(places)], numbers[4, : len(want)] = places, places[want]
         self._given.copy_(self._hosted, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
         if self._decoder.make_inputs is not None:
-            self._fill_inputs(rows, self._numbers[3, : len(rows)])
+            self._fill_inputs(rows, positions, self._numbers[3, : len(rows)])
 
     def _see(self, visible: np.ndarray, cache: Cache, slot: int, start: int) -> None:
         """Write which cached rows the slot's rows from `start` on see, (W, count, N)."""
         length = cache.length(slot)
         ancestors = cache.ancestor_mask(slot, start)
         positions = cache.positions[slot, :length]
-        for seen, window in zip(visible, self._windows, strict=True):
+        for seen, window in zip(visible, self._forward.windows, strict=True):
             seen[:, :length] = ancestors
             if window is not None:
                 seen[:, :length] &= positions > positions[start:, None] - window
 
-    def _fill_inputs(self, rows: Rows, places: Tensor) -> None:
-        made = self._decoder.inputs_of(rows)
+    def _fill_inputs(self, rows: Rows, positions: np.ndarray, places: Tensor) -> None:
+        made = self._decoder.inputs_of(rows, positions)
         if self._inputs is None:
             count = self.size.slots * self.size.rows
             x, attention = (t if t is None else t.new_zeros((count, *t.shape[1:])) for t in made)
@@ -201,19 +267,15 @@ class StaticStep:
                 held.index_copy_(0, places, part)
 
     def _compute(self) -> None:
-        decoder, attention = self._decoder, None
         ids, positions = self._numbers[:2]
         if self._inputs is None:
-            x = decoder.embed(ids, positions)
+            x, attention = self._decoder.embed(ids, positions), None
         else:
             x, attention = self._inputs[0].clone(), self._inputs[1]
-        rotation = self._rotations.index_select(1, positions) * decoder.scales
-        self._attention.mask(dict(zip(self._windows, self._visible, strict=True)))
-        self._states = decoder.run_static(
-            x, attention, rotation, self._buffers, self._attention, self.size.hidden
-        )
+        visible = dict(zip(self._forward.windows, self._visible, strict=True))
+        self._states = self._forward.run((x, attention), positions, visible)
         if self.size.logits:
-            self._logits = decoder.logits(x)
+            self._logits = self._decoder.logits(x)
 
 
 def _split(inputs: Tensor, count: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -254,8 +316,12 @@ def graph_pool(device: torch.device) -> GraphPool | None:
 
 
 def captured(compute: Callable[[], None], pool: GraphPool | None) -> Callable[[], None]:
-    """Return the replay of a CUDA graph of `compute`; it runs once to warm up, once recorded."""
-    assert pool is not None, "a GPU has a pool"
+    """Return the replay of a CUDA graph of `compute`; it runs once to warm up, once recorded.
+
+    On a CPU, which has no pool, it is `compute` itself.
+    """
+    if pool is None:
+        return compute
     current, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):

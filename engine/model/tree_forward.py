@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from specscope.engine.model.attention import PaddedAttention
+from specscope.engine.model.static import StaticForward
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from specscope.engine.model.cache import Cache
     from specscope.engine.model.decoder import Decoder
 
@@ -41,23 +39,15 @@ class TreeForward:
         slot: int,
         rows: int,
         length: int,
-        hidden: Sequence[int] = (),
+        hidden: tuple[int, ...] = (),
         masks: int = 0,
     ) -> None:
         self._decoder, cache = model
-        device = cache.tensor.device
-        self._buffers, self._hidden = cache.buffers(rows), tuple(hidden)
-        self._indices = torch.zeros(rows, dtype=torch.int64, device=device)
-        slots, compiler = range(slot, slot + 1), self._decoder.compiler
-        self._attention = PaddedAttention(
-            cache, self._buffers, slots, length, self._indices, compiler=compiler
-        )
-        self._own, self._columns = torch.arange(rows, device=device), torch.arange(length, device=device)
+        self._forward = StaticForward(self._decoder, cache, range(slot, slot + 1), rows, length, hidden)
+        self._own = torch.arange(rows, device=cache.tensor.device)
         self._chain = self._own, self._own[:, None] >= self._own
         self._masks = (self._own - (rows - masks) + 1).clamp(min=0)
-        self._windows = tuple(dict.fromkeys(layer.window for layer in self._decoder.layers))
-        self._spare, self._rotations = cache.tensor.shape[3] - 1, self._decoder.rotations
-        self.cells = self._attention.cells(None)
+        self.cells = self._forward.cells
         self.states: dict[int, Tensor] = {}
         """The states of the last forward, (K, D) by layer."""
 
@@ -78,30 +68,11 @@ class TreeForward:
             void: Rows in front that are not wanted, for they are cached: they stay as they are.
             vectors: What a head's layer reads beside the tokens, (K, D).
         """
-        decoder, (depths, sees) = self._decoder, tree or self._chain
-        positions = (first + depths).clamp(min=0)
-        self._indices.copy_(torch.where(self._own < void, self._spare, first + self._own))
-        self._attention.mask(self._visible(first, depths, sees))
-        rotation = self._rotations.index_select(1, positions) * decoder.scales
-        if decoder.make_inputs is None:
-            x, attention_input = decoder.embed(tokens, positions), None
-        else:
-            assert vectors is not None, "a head's rows carry states"
-            embedded = decoder.embedding.index_select(0, tokens)
-            x, attention_input = decoder.make_inputs(self._masks, embedded, vectors)
-        self.states = decoder.run_static(
-            x, attention_input, rotation, self._buffers, self._attention, self._hidden
-        )
-        return x
-
-    def _visible(self, first: Tensor, depths: Tensor, sees: Tensor) -> dict[int | None, Tensor]:
-        """Return which cached rows the rows see, (1, K, N) for each window."""
-        number = self._columns - first  # of a column among the rows
-        among = number.clamp(0, len(self._own) - 1)
-        own = sees.index_select(1, among) & (number >= 0) & (number < len(self._own))
-        seen = own | (number < 0)
-        positions = torch.where(number < 0, self._columns, first + depths.index_select(0, among))
-        late = positions - (first + depths)[:, None]
-        void = (first + self._own < 0)[:, None] & (self._columns == 0)
-        near = {w: seen if w is None else seen & (late > -w) for w in self._windows}
-        return {w: (rows | void)[None] for w, rows in near.items()}
+        forward, (depths, sees) = self._forward, tree or self._chain
+        rows, places = first + self._own, first + depths
+        forward.indices.copy_(torch.where(self._own < void, forward.spare, rows))
+        visible = forward.visible(first[None], sees[None], depths, places[None], (rows < 0)[None])
+        positions = places.clamp(min=0)
+        inputs = self._decoder.inputs(tokens, positions, self._masks, vectors)
+        self.states = forward.run(inputs, positions, visible)
+        return inputs[0]

@@ -51,6 +51,15 @@ def form_of(
     return DraftForm(nodes, len(plans), max(sizes, default=0), children, tuple(inner) if fixed else ())
 
 
+def best_places(values: Tensor, exists: Tensor, count: int) -> Tensor:
+    """Return the places of the largest values that exist, rising; of equal ones the first.
+
+    Values are (..., n), the result (..., count).
+    """
+    ranked = torch.where(exists, values, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+    return ranked[..., :count].sort(-1).values
+
+
 class DeviceTree(NamedTuple):
     """The nodes of a draft on the device, parents before children, siblings in order."""
 
@@ -84,8 +93,7 @@ class DeviceTree(NamedTuple):
         """Return the nodes with the largest values, (n,), that exist; of equal ones the first."""
         if count >= len(self.tokens):
             return self
-        ranked = torch.where(self.exists, values, -1.0).sort(descending=True, stable=True).indices
-        kept = ranked[:count].sort().values
+        kept = best_places(values, self.exists, count)
         rows = torch.zeros_like(self.depths).index_copy_(
             0, kept + 1, torch.arange(1, count + 1, device=kept.device)
         )

@@ -121,7 +121,7 @@ class Case(NamedTuple):
     """The position that row 0 decides."""
     draws: Draws
     bonus: bool = True
-    typical: bool = False
+    typical: Typical | None = None
 
 
 def read(cases: Sequence[Case], sampling: Sampling) -> list[PackedRows]:
@@ -138,7 +138,8 @@ def read(cases: Sequence[Case], sampling: Sampling) -> list[PackedRows]:
         drafted += [(first + t.parent + 1, t.id) for t in case.draft.tokens]
         numbers |= {} if sampling.greedy else {first + row: u for row, u in _own_numbers(case)}
     table = _table(logits, sampling, drafted, numbers)
-    return [PackedRows(table, i, len(case.logits)) for i, case in zip(firsts, cases, strict=True)]
+    lines = (range(first, first + len(case.logits)) for first, case in zip(firsts, cases, strict=True))
+    return [PackedRows(table, rows) for rows in lines]
 
 
 def _own_numbers(case: Case) -> Iterator[tuple[int, float]]:
@@ -146,7 +147,7 @@ def _own_numbers(case: Case) -> Iterator[tuple[int, float]]:
     positions, ratio = [case.position], set[int]()
     for t in case.draft.tokens:
         positions.append(positions[t.parent + 1] + 1)
-        if t.q is not None and not case.typical:
+        if t.q is not None and case.typical is None:
             ratio.add(t.parent + 1)  # rule 1 draws from what is left of p
     for row, position in enumerate(positions[: len(case.logits)]):
         if row not in ratio:
@@ -254,36 +255,36 @@ def _table(
 
 
 class PackedRows(TargetRows):
-    """The R rows of one sequence, from row `first` of a table on."""
+    """The R rows of one sequence; `lines` are their numbers in a table."""
 
-    def __init__(self, table: RowTable, first: int, count: int) -> None:
-        self._table, self._first, self._count = table, first, count
+    def __init__(self, table: RowTable, lines: Sequence[int]) -> None:
+        self._table, self._lines = table, lines
         self.sampled, self.size = table.sampled, table.size
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._lines)
 
     def argmax(self) -> list[int]:
         """Return the best token of each row; ties go to the lowest id."""
-        return self._table.best[self._first : self._first + self._count]
+        return [self._table.best[line] for line in self._lines]
 
     def own(self, row: int, draws: Draws, key: Key) -> int:  # noqa: ARG002 - drawn ahead, by this key
-        return self._table.own[self._first + row]
+        return self._table.own[self._lines[row]]
 
     def distribution(self, row: int) -> TokenDistribution:
-        return PackedDistribution(self._table, self._first + row)
+        return PackedDistribution(self._table, self._lines[row])
 
     def bounds(self, rows: Sequence[int], typical: Typical) -> list[float]:
-        entropy = self._table.entropy[[self._first + row for row in rows]]
+        entropy = self._table.entropy[[self._lines[row] for row in rows]]
         return np.minimum(typical.delta * np.exp(-entropy), typical.epsilon).tolist()
 
     def probabilities(self, tokens: Sequence[tuple[int, int]]) -> list[float]:
-        return [self._table.probabilities[self._first + row, token] for row, token in tokens]
+        return [self._table.probabilities[self._lines[row], token] for row, token in tokens]
 
     def described(
         self, rows: Sequence[int], tokens: Sequence[tuple[int, int]]
     ) -> tuple[list[float], tuple[Top, ...]]:
-        return self.probabilities(tokens), tuple(self._table.tops[self._first + row] for row in rows)
+        return self.probabilities(tokens), tuple(self._table.tops[self._lines[row]] for row in rows)
 
 
 class PackedDistribution(TokenDistribution):

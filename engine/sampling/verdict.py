@@ -21,7 +21,6 @@ from specscope.engine.sampling.draws import (
     Draws,
     Key,
     Purpose,
-    Top,
     pick_rows,
     process_logits,
     softmax,
@@ -203,18 +202,16 @@ class TreeRows(PackedRows):
         drawn: bool,
         sampled: bool,
     ) -> None:
-        count = form.nodes + 1
-        self._rows = [0, *(node + 1 for node in nodes)]
-        """The device's row of each row of the draft."""
+        count, lines = form.nodes + 1, [0, *(node + 1 for node in nodes)]
         found, rest = RowFacts.split(facts, count, form.nodes, count, min(TOP, size))
         tests = (form.most_children, len(form.inner)) if drawn else (0, 0)
         tested, left, verdict = rest.split([tests[0] * tests[1], 3, len(rest) - tests[0] * tests[1] - 3])
         found = found._replace(p_drafted=found.p_drafted[[*nodes]])
-        pairs = [(self._rows[token.parent + 1], token.id) for token in draft.tokens]
+        pairs = [(lines[token.parent + 1], token.id) for token in draft.tokens]
         table = RowTable(found, pairs, range(count), size, sampled, facts.new_empty(0))
-        super().__init__(table, 0, len(self._rows))
+        super().__init__(table, lines)
         *path, own = verdict.long().tolist()
-        known = {row: i for i, row in enumerate(self._rows)}
+        known = {row: i for i, row in enumerate(lines)}
         self.verdict = tuple(known[row] - 1 for row in path if row), own
         """The device's: the accepted nodes, and the target's own token."""
         columns = tested.view(tests).unbind(1) if drawn else ()
@@ -222,20 +219,9 @@ class TreeRows(PackedRows):
         token, p_token, mass = left.tolist()
         self._left = int(token), p_token, mass
 
-    def own(self, row: int, draws: Draws, key: Key) -> int:
-        return super().own(self._rows[row], draws, key)
-
     def distribution(self, row: int) -> TokenDistribution:
-        place = self._rows[row]
-        return _Tested(self._table, place, self._tested[place], self._left)
-
-    def probabilities(self, tokens: Sequence[tuple[int, int]]) -> list[float]:
-        return super().probabilities([(self._rows[row], token) for row, token in tokens])
-
-    def described(
-        self, rows: Sequence[int], tokens: Sequence[tuple[int, int]]
-    ) -> tuple[list[float], tuple[Top, ...]]:
-        return self.probabilities(tokens), tuple(self._table.tops[self._rows[row]] for row in rows)
+        line = self._lines[row]
+        return _Tested(self._table, line, self._tested[line], self._left)
 
     def check(self, judgement: Judgement) -> None:
         """Raise SpecScopeError unless the host decided as the device did."""

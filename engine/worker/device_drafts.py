@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specscope.engine.heads.drafting import AllLevels, ByPath, Head
 from specscope.engine.model.fused import LevelForwards
-from specscope.engine.model.levels import Drafted, DraftKind, DraftLevels, LevelSource
+from specscope.engine.model.levels import Drafted, DraftKind, DraftLevels, LevelRows, LevelSource
 from specscope.engine.model.tree_forward import CachedModel, TreeForward
 from specscope.engine.sampling.forms import DeviceTree
 
@@ -239,9 +239,7 @@ class _AtOnce:
         self.rows = self._head.logits(states, self._levels)[0]
         return self.rows[0]
 
-    def begin(self, lengths: Tensor) -> None: ...
-
-    def run(self, level: int, tokens: Tensor, parents: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+    def run(self, level: int, lengths: Tensor, tokens: Tensor, parents: Tensor, states: Tensor) -> LevelRows:  # noqa: ARG002
         return self.rows[level + 1].expand(1, tokens.shape[1], -1), states
 
 
@@ -259,9 +257,7 @@ class _Paths:
         self.paths = last[None, None]
         return self._head.logits(states, last[None])[0]
 
-    def begin(self, lengths: Tensor) -> None: ...
-
-    def run(self, level: int, tokens: Tensor, parents: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+    def run(self, level: int, lengths: Tensor, tokens: Tensor, parents: Tensor, states: Tensor) -> LevelRows:  # noqa: ARG002
         above = self.paths.index_select(1, parents[0])
         self.paths = torch.cat([above, tokens[:, :, None]], 2)
         logits = self._head.logits(states[0].expand(tokens.shape[1], -1), self.paths[0])

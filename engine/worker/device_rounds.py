@@ -191,7 +191,7 @@ class DeviceRound:
         """Start the round, and the copy of its facts to the host."""
         if self._launch is None:
             start = self._state.clone()  # a graph's first, uncaptured run moves on from it
-            self._launch = captured(self._compute, self._pool) if self._pool else self._compute
+            self._launch = captured(self._compute, self._pool)
             self._state.copy_(start)
             if self._pool:  # only facts are read after a replay; the pool has the rest for other graphs
                 self._verify.states = {}

@@ -24,8 +24,8 @@ from specscope.engine.model.fused import DraftInputs
 from specscope.engine.model.fuzzy import DeviceGroup, Fuzzy, SingleDevice, layer_groups
 from specscope.engine.model.slots import Rows
 from specscope.engine.sampling.draws import TOP, Draws, Key, most_probable_of
-from specscope.engine.types import Prefix, Sampling, Tree
-from specscope.engine.worker.forwards import NO_DRAFT, Forwards
+from specscope.engine.types import NO_TREE, Prefix, Sampling, Tree
+from specscope.engine.worker.forwards import Forwards
 from specscope.engine.worker.head_forwards import PackedForwards
 from specscope.engine.worker.jobs import Grown, Propose, Stamp
 
@@ -124,7 +124,7 @@ def _model_levels(forwards: Forwards, job: Propose, partners: Partners, stamps: 
         prefixes = [tree.prefix for tree in trees]
         if not trees[0].depth:
             kind, first = ("calibrate", None) if calibrates else ("draft", fuzzy)
-            return forwards.extend(job.model, prefixes, [NO_DRAFT] * len(trees), stamps, kind, fuzzy=first)
+            return forwards.extend(job.model, prefixes, [NO_TREE] * len(trees), stamps, kind, fuzzy=first)
         nodes = [tree.level() for tree in trees]
         return forwards.branch(
             job.model, prefixes, nodes, stamps, "draft", fuzzy=fuzzy, provisional=calibrates

@@ -9,11 +9,9 @@ mask hides. Cache padding is after a sequence's own rows; the number of keys rea
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,15 +26,10 @@ from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.fused import FusedDrafts
 from specscope.engine.model.fuzzy import Fuzzy
 from specscope.engine.model.language import LanguageModel, never
-from specscope.engine.model.slots import PAD, PROVISIONAL, Rows, Slots
+from specscope.engine.model.slots import PROVISIONAL, Rows, Slots
 from specscope.engine.model.stage import StageIO
 from specscope.engine.types import NO_TREE, Prefix, Sampling, Tree
-from specscope.engine.worker.jobs import Begin, Measure, Stamp
-
-if TYPE_CHECKING:
-    from specscope.engine.model.decoder import Decoder
-
-NO_DRAFT = NO_TREE
+from specscope.engine.worker.jobs import Begin, Stamp
 
 
 def next_size(size: tuple[int, int], slots: int, capacity: int) -> tuple[int, int]:
@@ -191,7 +184,7 @@ class Forwards:
             given = vectors([block.cached for block in blocks])
             blocks = [block.reading(inputs) for block, inputs in zip(blocks, given, strict=True)]
         for i, prompt in enumerate(prompts, len(blocks)):
-            blocks.append(self._uncached(cache, i, prompt, NO_DRAFT, False, False))
+            blocks.append(self._uncached(cache, i, prompt, NO_TREE, False, False))
         out = self._forward(name, blocks, stamps, kind, start, fuzzy, stage_io, stopped)
         return out[: len(prefixes)]
 
@@ -298,7 +291,7 @@ class Forwards:
         counts = [len(block.rows) for block in blocks]
         if not self.run.packing.unpad_inputs:
             counts = [max(counts)] * len(blocks)
-        rows = [padded(block.rows, count) for block, count in zip(blocks, counts, strict=True)]
+        rows = [block.rows.padded(count) for block, count in zip(blocks, counts, strict=True)]
         want, first = list[np.ndarray](), 0
         for block, count in zip(blocks, counts, strict=True):
             last = first + len(block.rows)
@@ -319,19 +312,6 @@ class _Block(NamedTuple):
 
     def reading(self, vectors: torch.Tensor) -> _Block:
         return self._replace(rows=replace(self.rows, vectors=vectors))
-
-
-def padded(rows: Rows, count: int) -> Rows:
-    """Append padding rows to the rows of one slot, at least one row, until there are `count`.
-
-    A padding row has the position of the last row.
-    """
-    if count == len(rows):
-        return rows
-    index = np.arange(count)
-    last = np.minimum(index, len(rows) - 1)
-    flags = np.where(index < len(rows), rows.flags[last], PAD).astype(np.uint8)
-    return Rows(rows.tokens[last], rows.slots[last], rows.parents[last], flags)
 
 
 class Alignment:
@@ -366,45 +346,3 @@ class Alignment:
     def length(self, cached: Mapping[int, int]) -> int:
         """Return the KV length of all sequences of a forward; `cached` rows are without padding."""
         return max((rows + self._padding.get(sequence, 0) for sequence, rows in cached.items()), default=0)
-
-
-def measure(
-    model: LanguageModel, job: Measure, stopped: Callable[[], bool], agree: Callable[[bool], bool] = bool
-) -> tuple[float, ...]:
-    """Return the median seconds of forwards of each number of rows, as far as the time allows.
-
-    The model gets a cache of its own. Numbers that do not fit into the context are left out.
-    `agree` maps whether this device stops to whether all ranks of a split model do.
-    """
-    counts = [rows for rows in job.rows if rows + 1 < model.context]
-    context = min(job.context, model.context - 1 - max(counts))
-    cache = model.new_cache(1, context + max(counts))
-    rows = Rows.timed(0, context, 0, model.vocab_size)
-    model.forward(cache, rows, np.empty(0, dtype=np.int64), stage_io=_stage_io(model, job, context))
-    times: list[list[float]] = [[] for _ in counts]
-    begun = time.perf_counter()
-    for _ in range(job.repeats):
-        for count, seconds in zip(counts, times, strict=True):
-            if times[0] and agree(stopped() or time.perf_counter() - begun > job.seconds):
-                break
-            seconds.append(seconds_of(model, cache, context, count, _stage_io(model, job, count)))
-    return tuple(statistics.median(seconds) for seconds in times if seconds)
-
-
-def _stage_io(model: LanguageModel, job: Measure, rows: int) -> StageIO | None:
-    if job.stage is None:
-        return None
-    stage = cast("Decoder", model)
-    return StageIO(bytes(0 if stage.is_first else rows * stage.shape.width * stage.dtype.itemsize))
-
-
-def seconds_of(
-    model: LanguageModel, cache: Slots, context: int, rows: int, stage_io: StageIO | None
-) -> float:
-    job = Rows.timed(0, rows, context, model.vocab_size)
-    begun = time.perf_counter()
-    cache.keep(0, np.arange(context))
-    out = model.forward(cache, job, np.arange(rows), stage_io=stage_io)
-    if out.logits.shape[1]:
-        out.logits.argmax(-1).tolist()
-    return time.perf_counter() - begun

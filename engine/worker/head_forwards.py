@@ -9,8 +9,8 @@ import torch
 
 from specscope.engine.heads.drafting import Growing, HeadLayer, part_name
 from specscope.engine.heads.work import Work
-from specscope.engine.types import Prefix, Tree
-from specscope.engine.worker.forwards import NO_DRAFT, Forwards
+from specscope.engine.types import NO_TREE, Prefix, Tree
+from specscope.engine.worker.forwards import Forwards
 from specscope.engine.worker.jobs import Stamp
 
 
@@ -62,15 +62,10 @@ class PackedForwards:
         return [rows[2:] for rows in logits]  # neither the last state nor the last token drafts
 
     def prefill(self, prefixes: Sequence[Prefix]) -> None:
-        self._follow("prefill", prefixes, [NO_DRAFT] * len(prefixes), logits=False)
+        self._follow("prefill", prefixes, [NO_TREE] * len(prefixes), logits=False)
         for place, _ in enumerate(self._forwards.heads[self._name].further, 1):
             if long := [prefix for prefix in prefixes if len(prefix) > place + 1]:
                 self._forward_place("prefill", place, long, [()] * len(long))
-
-    def next_layer(self, trees: Sequence[Growing]) -> list[torch.Tensor]:
-        place, prefixes = trees[0].depth, [tree.prefix for tree in trees]
-        drafted = [tuple(node.id for node in tree.nodes) for tree in trees]
-        return [rows[-1:] for rows in self._forward_place("draft", place, prefixes, drafted)]
 
     def _forward_place(
         self, kind: str, place: int, prefixes: Sequence[Prefix], drafted: Sequence[tuple[int, ...]]
@@ -102,6 +97,10 @@ class PackedForwards:
         return logits
 
     def deepen(self, trees: Sequence[Growing]) -> list[torch.Tensor]:
+        if self._forwards.heads[self._name].further:
+            place, prefixes = trees[0].depth, [tree.prefix for tree in trees]
+            drafted = [tuple(node.id for node in tree.nodes) for tree in trees]
+            return [rows[-1:] for rows in self._forward_place("draft", place, prefixes, drafted)]
         rests, levels = [self.rest(tree.prefix) for tree in trees], [tree.level() for tree in trees]
         predicted = [
             self._forwards.states(self._name, rest.sequence, [len(rest) + parent for parent in parents])

@@ -7,35 +7,29 @@ devices.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 
 from specscope.engine.errors import RunCancelled, SpecScopeError
-from specscope.engine.heads.drafting import Head
-from specscope.engine.model.clock import Clock
-from specscope.engine.model.decoder import Decoder
-from specscope.engine.model.fused import FusedDrafts
 from specscope.engine.model.fuzzy import SingleDevice
-from specscope.engine.model.language import LanguageModel, never
+from specscope.engine.model.language import never
 from specscope.engine.model.shard import Ranks
 from specscope.engine.model.stage import StageIO
 from specscope.engine.sampling.accept import judge
 from specscope.engine.sampling.draws import Draws, argmax
 from specscope.engine.sampling.rows import Case, read
 from specscope.engine.sampling.verdict import TreeRows
-from specscope.engine.types import Draft, DraftToken, Judgement, Prefix, RowRef, Sampling
+from specscope.engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, RowRef, Sampling
 from specscope.engine.worker.drafting import Drafting, draft, read_round
 from specscope.engine.worker.exchange import Exchange, ProcessRanks
 from specscope.engine.worker.fan import fan
-from specscope.engine.worker.forwards import NO_DRAFT, Forwards, measure
+from specscope.engine.worker.forwards import Forwards
 from specscope.engine.worker.head_forwards import prefill
 from specscope.engine.worker.jobs import (
     PREFILL_ROWS,
@@ -45,7 +39,6 @@ from specscope.engine.worker.jobs import (
     Connect,
     Drop,
     Export,
-    Facts,
     Fan,
     Grown,
     Import,
@@ -64,16 +57,15 @@ from specscope.engine.worker.jobs import (
     Stamp,
     Verified,
 )
+from specscope.engine.worker.loading import load_model
+from specscope.engine.worker.measuring import measure
 from specscope.engine.worker.memory import out_of_memory, taken
+from specscope.engine.worker.moving import move_rows
 from specscope.engine.worker.rounds import Found, Rounds
 from specscope.engine.worker.shared import attach
 
-
-def _return_freed_memory() -> None:
-    """Return the C library's freed memory to the system: 320 MB after loading 540 MB of weights."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if trim is not None:
-        trim(0)
+Scores: TypeAlias = tuple[torch.Tensor, Prefix]
+"""The target's rows after a prefix, (R, V), and the prefix."""
 
 
 def _model_and_stage(job: Prefill | Score) -> tuple[str, StageIO | None]:
@@ -107,7 +99,7 @@ class Host:
         self._groups: dict[str, Ranks] = {}
         self._ranks: dict[str, Ranks] = {}
         """The ranks of each model that is split by tensors, and of the heads beside it."""
-        self._scores: dict[int, tuple[torch.Tensor, Prefix]] = {}
+        self._scores: dict[int, Scores] = {}
         self.rounds = Rounds(self.forwards, self._draws)
 
     def ready(self, job: Job) -> bool:
@@ -131,7 +123,7 @@ class Host:
 
     def _handle(self, job: Job, stopped: Callable[[], bool]) -> Reply:
         stamps, value, judged = list[Stamp](), cast("Any", None), cast("Verified | None", None)
-        computed = dict[int, tuple[torch.Tensor, Prefix]]()
+        computed = dict[int, Scores]()
         ranks = self._ranks.get(getattr(job, "model", ""))
         agree: Callable[[bool], bool] = bool if ranks is None else ranks.agree
 
@@ -144,7 +136,7 @@ class Host:
             self.rounds.end()  # it would write to the same rows
         match job:
             case LoadModel():
-                value = self._load(job)
+                value = load_model(self.forwards, job, self._groups, self._ranks)
             case Connect():
                 self.q_buffers = {name: attach(path, shape) for name, path, shape in job.q_buffers}
             case Join():
@@ -164,21 +156,17 @@ class Host:
                 value, judged = self._propose(job, stamps, stops)
             case Fan():
                 value = fan(self.forwards, job, self._drafting(job), stamps, stops)
-            case Export():
-                value = export_rows(self.forwards, job, stamps)
-            case Import():
-                import_rows(self.forwards, job, stamps)
+            case Export() | Import():
+                value = move_rows(self.forwards, job, stamps)
             case Score():
                 value = self._score(job, stamps, computed)
             case Abandon():
                 stamps += self.rounds.abandon()
             case Judge():
-                rows, prefix = self._scores[job.scores]
-                value = self._judge([job], [rows], [prefix], stamps)[0]
+                value = self._judge([job], [self._scores[job.scores]], stamps)[0]
             case JudgeAll():
                 kept = [self._scores.pop(judge.scores) for judge in job.judges]
-                logits, prefixes = [rows for rows, _ in kept], [prefix for _, prefix in kept]
-                value = self._judge(job.judges, logits, prefixes, stamps)
+                value = self._judge(job.judges, kept, stamps)
             case Drop():
                 self._scores.pop(job.scores, None)
             case Measure():
@@ -190,40 +178,6 @@ class Host:
             judged = judged._replace(stamps=tuple(stamp.read(time_of) for stamp in judged.stamps))
         begun = isinstance(job, Propose | Score) and self.rounds.begun
         return Reply(value, tuple(stamp.read(time_of) for stamp in stamps), judged, begun)
-
-    def _load(self, job: LoadModel) -> Facts:
-        models, heads = self.forwards.models, self.forwards.heads
-        if job.beside and job.model not in heads:
-            self.forwards.target = job.beside
-            head = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
-            for name, part in head.named(job.model).items():
-                heads[name] = part
-                if part.layer is not None:
-                    models[name] = part.layer.decoder
-                if job.beside in self._ranks:
-                    self._ranks[name] = self._ranks[job.beside]
-        elif not job.beside and job.model not in models:
-            load = cast("Callable[..., LanguageModel]", job.loader)
-            if job.group:
-                ranks = self._ranks[job.model] = self._groups[job.group]
-                models[job.model] = load(ranks=ranks)
-            else:
-                models[job.model] = load()
-        model = models.get(job.model) or models[job.beside]
-        if isinstance(model, Decoder):
-            self.forwards.clock = Clock.of(model.device)
-            if model.steps is not None and job.model not in self._ranks:
-                self._draft_statically(job.model, model)
-        _return_freed_memory()
-        self.forwards.clock.wait()
-        return Facts(model.vocab_size, model.context, model.depth, self.forwards.clock.uncertainty)
-
-    def _draft_statically(self, name: str, decoder: Decoder) -> None:
-        head = self.forwards.heads.get(name)
-        if head is None:
-            self.forwards.fused[name] = FusedDrafts(decoder)
-        elif head.keeps and not head.further:
-            self.forwards.fused[name] = FusedDrafts(decoder, head.keeps, head.columns.tokens)
 
     def _begin(self, job: Begin) -> None:
         self._scores.clear()
@@ -246,7 +200,7 @@ class Host:
             parts = _parts(prefixes, cached) if stage_io is None else [prefixes]
             with contextlib.suppress(RunCancelled):
                 for part in parts:
-                    rows = model, part, [NO_DRAFT] * len(part), stamps, "prefill"
+                    rows = model, part, [NO_TREE] * len(part), stamps, "prefill"
                     self.forwards.extend(*rows, logits=False, stage_io=stage_io, stopped=stopped)
         return stage_io.outgoing if stage_io else None
 
@@ -291,7 +245,7 @@ class Host:
         return judgement
 
     def _score(
-        self, job: Score, stamps: list[Stamp], computed: dict[int, tuple[torch.Tensor, Prefix]]
+        self, job: Score, stamps: list[Stamp], computed: dict[int, Scores]
     ) -> tuple[Judgement, ...] | bytes | None:
         if (found := self.rounds.run(job)) is not None:
             stamps += found.verification(0)
@@ -307,13 +261,14 @@ class Host:
             return stage_io.outgoing
         if not job.prefixes:  # only parts of prompts
             return ()
+        scores = list(zip(logits, job.prefixes, strict=True))
         if not job.judges:
-            computed |= enumerate(zip(logits, job.prefixes, strict=True), job.scores)
+            computed |= enumerate(scores, job.scores)
             return None
         if not job.greedy:
-            return self._judge(job.judges, logits, job.prefixes, stamps, best=job.best)
-        logits = [rows[:, : self.forwards.run.vocab_size] for rows in logits]
-        return self._decide(job.judges, logits, job.prefixes, Sampling(), job.best)
+            return self._judge(job.judges, scores, stamps, best=job.best)
+        scores = [(rows[:, : self.forwards.run.vocab_size], prefix) for rows, prefix in scores]
+        return self._decide(job.judges, scores, Sampling(), best=job.best)
 
     def _write(self, row: int, q: torch.Tensor) -> None:
         out = self.q_buffers[self._name][row]
@@ -324,52 +279,43 @@ class Host:
         return None if token.q is None else torch.from_numpy(self.q_buffers[token.q.buffer][token.q.row])
 
     def _judge(
-        self,
-        jobs: Sequence[Judge],
-        logits: Sequence[torch.Tensor],
-        prefixes: Sequence[Prefix],
-        stamps: list[Stamp],
-        *,
-        best: bool = False,
+        self, jobs: Sequence[Judge], scores: Sequence[Scores], stamps: list[Stamp], *, best: bool = False
     ) -> tuple[Judgement, ...]:
         start = self.forwards.clock.mark()
-        judgements = self._decide(jobs, logits, prefixes, self.forwards.run.sampling, best)
+        judgements = self._decide(jobs, scores, self.forwards.run.sampling, best=best)
         judged = sum(len(job.draft) for job in jobs)
         stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0))
         return judgements
 
     def _decide(
-        self,
-        jobs: Sequence[Judge],
-        logits: Sequence[torch.Tensor],
-        prefixes: Sequence[Prefix],
-        sampling: Sampling,
-        best: bool,
+        self, jobs: Sequence[Judge], scores: Sequence[Scores], sampling: Sampling, *, best: bool
     ) -> tuple[Judgement, ...]:
-        """Judge the drafts of several sequences by their logits, (R, V) each.
+        """Judge the drafts of several sequences.
 
         Rows in the host's memory are read number by number, those of a GPU ahead, all at once.
         """
         cases = [
-            Case(rows[j.skip :], j.draft, len(x) + j.skip, self._draws(x.sequence), j.bonus, bool(j.typical))
-            for j, rows, x in zip(jobs, logits, prefixes, strict=True)
+            Case(rows[j.skip :], j.draft, len(x) + j.skip, self._draws(x.sequence), j.bonus, j.typical)
+            for j, (rows, x) in zip(jobs, scores, strict=True)
         ]
-        packed = read(cases, sampling) if logits[0].is_cuda else None
+        packed = read(cases, sampling) if scores[0][0].is_cuda else None
         judgements = [
             judge(
                 case.logits if packed is None else packed[i],
-                job.draft,
+                case.draft,
                 self._q_row,
                 position=case.position,
                 sampling=sampling,
                 draws=case.draws,
-                bonus=job.bonus,
-                typical=job.typical,
+                bonus=case.bonus,
+                typical=case.typical,
             )
-            for i, (job, case) in enumerate(zip(jobs, cases, strict=True))
+            for i, case in enumerate(cases)
         ]
         if best:
-            ids = [argmax(rows) for rows in logits] if packed is None else [rows.argmax() for rows in packed]
+            ids = (
+                [argmax(rows) for rows, _ in scores] if packed is None else [rows.argmax() for rows in packed]
+            )
             judgements = [replace(j, best=tuple(row)) for j, row in zip(judgements, ids, strict=True)]
         return tuple(judgements)
 
@@ -384,33 +330,3 @@ def outcome(handle: Callable[[], Reply]) -> Reply | SpecScopeError:
         found = SpecScopeError(" ".join(f"{type(error).__name__}: {error}".split()))
         found.add_note(traceback.format_exc())  # the message stays one line
         return found
-
-
-def export_rows(forwards: Forwards, job: Export, stamps: list[Stamp]) -> bytes:
-    """Return the KV rows of a prefix from `job.start` on, without its last token's."""
-    (prefix,) = job.prefixes
-    began, end = time.perf_counter_ns(), len(prefix) - 1
-    path = _cached_rows(forwards, job.model, prefix, end)
-    data = forwards.cache(job.model).export_kv(forwards.slot(prefix.sequence), path[job.start :])
-    stamps.append(Stamp("communicate", began, time.perf_counter_ns(), end - job.start, job.start))
-    return data
-
-
-def import_rows(forwards: Forwards, job: Import, stamps: list[Stamp]) -> None:
-    """Add exported KV rows after the first `job.start` rows, which are cached here."""
-    (prefix,) = job.prefixes
-    began, end, slot = time.perf_counter_ns(), len(prefix) - 1, forwards.slot(prefix.sequence)
-    cache = forwards.cache(job.model)
-    cache.keep(slot, _cached_rows(forwards, job.model, prefix, job.start))
-    cache.import_kv(slot, prefix.tokens[job.start : end], job.data)
-    stamps.append(Stamp("communicate", began, time.perf_counter_ns(), end - job.start, job.start))
-
-
-def _cached_rows(forwards: Forwards, model: str, prefix: Prefix, count: int) -> np.ndarray:
-    """Return the indices of a prefix's first `count` rows in its slot, (count,) int64."""
-    path = forwards.cache(model).match(forwards.slot(prefix.sequence), prefix.tokens, count)
-    if len(path) < count:
-        raise SpecScopeError(
-            f"only {len(path)} of {count} KV rows of the {model} are here; none can be moved"
-        )
-    return path

@@ -42,7 +42,7 @@ class MtpLayers(nn.Module):
 
     def serve(self, target: Decoder, d2t: Tensor | None) -> Head:
         first, *further = [
-            place.serve_with(target, d2t, modules.draft_by_layers, (-1,))  # type: ignore[operator]
+            place.serve_with(target, d2t, modules.draft_with_states, (-1,))  # type: ignore[operator]
             for place in self.places
         ]
         return replace(first, further=tuple(further))

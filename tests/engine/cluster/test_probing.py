@@ -26,8 +26,8 @@ from specscope.engine.drafting.static import tree
 from specscope.engine.trace.events import Decision, Header, Round, Span
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
-from specscope.engine.worker.forwards import measure
 from specscope.engine.worker.jobs import Measure
+from specscope.engine.worker.measuring import measure
 from tests.engine.heads.random_heads import make_heads
 from tests.engine.methods.head_runs import drifting
 from tests.engine.methods.pairs import save_with_tokenizer
@@ -208,7 +208,7 @@ def test_a_planned_tree_of_several_levels_sets_the_heads_that_draft(
 
 def test_the_targets_rows_are_timed_once_for_all_methods_and_never_cost_less_than_fewer(cluster, monkeypatch):
     noisy, seen, measured = cycle([0.2, 0.1, 0.3]), list[object](), list[object]()
-    monkeypatch.setattr("specscope.engine.worker.forwards.seconds_of", lambda *_: next(noisy))
+    monkeypatch.setattr("specscope.engine.worker.measuring.seconds_of", lambda *_: next(noisy))
     monkeypatch.setattr(probing, "VERIFY_S", 60.0)
     monkeypatch.setattr(measurements, "ROWS", (1, 2, 4))
     curve = probing.measure_rows(cluster.placement, threading.Event(), "target", (1, 2, 4))

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import specscope
-from specscope.engine.types import Limits, Prefix, Sampling
-from specscope.engine.worker.forwards import NO_DRAFT
+from specscope.engine.types import NO_TREE, Limits, Prefix, Sampling
 from specscope.engine.worker.jobs import Grown, Stamp
 from tests.engine.methods.pairs import known_cluster, make_pair, ranked, timeless
 from tests.engine.methods.test_easyspec import DrafterWorker
@@ -99,7 +98,7 @@ def test_a_drafted_tree_equals_forwards_of_every_path_alone(drafter, sampling):
     for node, t in enumerate(tree):
         drafter.begin(sampling)
         prefix = Prefix(0, np.asarray([5, 9, 4, *path_to(tree, node)[:-1]]))
-        logits = drafter.host.forwards.extend("drafter", [prefix], [NO_DRAFT], [], "draft")[0]
+        logits = drafter.host.forwards.extend("drafter", [prefix], [NO_TREE], [], "draft")[0]
         q = (logits[0] / (sampling.temperature or 1)).softmax(-1)
         assert t.probability == pytest.approx(float(q[t.id]), abs=1e-5)
         assert t.top[0] == (int(q.argmax()), pytest.approx(float(q.max()), abs=1e-5))

@@ -6,8 +6,8 @@ import torch
 import specscope
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.errors import UsageError
-from specscope.engine.worker.forwards import measure
 from specscope.engine.worker.jobs import Measure
+from specscope.engine.worker.measuring import measure
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model import tiny
 

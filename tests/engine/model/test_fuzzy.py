@@ -11,7 +11,7 @@ from specscope.engine.model.fuzzy import Fuzzy, layer_groups
 from specscope.engine.model.similarity import similarity
 from specscope.engine.model.slots import PAD, Rows
 from specscope.engine.types import Prefix
-from specscope.engine.worker.forwards import Alignment, padded
+from specscope.engine.worker.forwards import Alignment
 from tests.engine.model import tiny
 
 LAYERS = 10
@@ -126,7 +126,7 @@ def forward_together(decoder, inputs, kv):
     prefill = [rows_of(slot, length, 0) for slot, length in enumerate(LENGTHS)]
     decoder.forward(cache, Rows.join(prefill), np.empty(0, dtype=np.int64))
     most = max(NEW) if inputs else 0
-    parts = [padded(rows_of(s, n, LENGTHS[s]), max(n, most)) for s, n in enumerate(NEW)]
+    parts = [rows_of(s, n, LENGTHS[s]).padded(max(n, most)) for s, n in enumerate(NEW)]
     starts = np.cumsum([0, *map(len, parts)])
     cache.pad(30 if kv else 0, max(map(len, parts)))
     want = np.concatenate([np.arange(n) + start for n, start in zip(NEW, starts, strict=False)])
@@ -152,7 +152,7 @@ def test_only_slots_padded_to_equal_lengths_share_a_call(decoder):
         parts = list(attention_parts(cache, cache.buffers(int(ends[-1])), segments))
         assert len(parts) == calls
         assert isinstance(parts[0], PaddedAttention) == (calls == 1)
-    rows = padded(Rows.chain(1, [5, 6, 7], 4), 5)
+    rows = Rows.chain(1, [5, 6, 7], 4).padded(5)
     assert rows.parents.tolist() == [3, 4, 5, 5, 5], "padding has the parent of the last row"
     assert (rows.flags.tolist(), set(rows.slots.tolist())) == ([0, 0, 0, PAD, PAD], {1})
 

@@ -50,7 +50,7 @@ class Random:
         return judge(rows, self.draft, self.q_row, **options)
 
     def case(self, typical: Typical | None = None) -> Case:
-        return Case(self.logits, self.draft, POSITION, self.draws, typical=typical is not None)
+        return Case(self.logits, self.draft, POSITION, self.draws, typical=typical)
 
 
 def decisions(judgement) -> list[object]:
