@@ -352,7 +352,7 @@ class Verdict(Judgement):
     sequence: int
     draft: Draft
     mode: str = "verify"
-    """plain, verify, pre-verify or post-verify: see `specscope.engine.run.models`."""
+    """plain, verify, pre-verify or post-verify: see `specscope.engine.run.scores.mode_of`."""
     span: int = -1
 
     @property

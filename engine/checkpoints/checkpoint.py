@@ -10,27 +10,22 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from specscope.engine.checkpoints.config import read_json, unused_layers
 from specscope.engine.errors import ModelError, one_line, plain_name
 from specscope.engine.files import cache_folder
 from specscope.engine.model.families import FAMILIES, TensorPlace
 from specscope.engine.model.int8 import dequantised, quantised
-from specscope.engine.model.shape import EMBEDDING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from torch import Tensor
-
-    from specscope.engine.model.shape import ModelShape
-    from specscope.engine.model.shard import TensorPart
+from specscope.engine.model.shape import EMBEDDING, ModelShape
+from specscope.engine.model.shard import TensorPart
 
 SUFFIX = ".scale"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import re
 import reprlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from specscope.engine.errors import ModelError, UsageError, one_line, plain_name, shown
 from specscope.engine.files import parse_json, read_bytes
 from specscope.engine.model.families import FAMILIES, WAY_OUT, Family, family_of
 from specscope.engine.model.fields import READ, check_fields
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LONGEST_CONFIG = 1 << 20
 _LLAMA = {

@@ -12,17 +12,15 @@ import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from specscope.engine.errors import ModelError, one_line, plain_name, shown
 from specscope.engine.model.families import FAMILIES, WAY_OUT, kind_of
 from specscope.engine.model.shape import ModelShape
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",

@@ -35,7 +35,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 MOST_INDEX = 64 * 2**20
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def is_hub_id(model: str | os.PathLike[str]) -> bool:
@@ -57,9 +57,12 @@ def cached(model: str, *, config_only: bool = False) -> Path | None:
     folder = Path(config).parent if isinstance(config, str) else None
     if folder is None or config_only:
         return folder
-    if not any((folder / name).is_file() for name in TOKENIZERS):
-        return None
-    return folder if all((folder / name).is_file() for name in _weight_files(folder)) else None
+    complete = has_tokenizer(folder) and all((folder / name).is_file() for name in _weight_files(folder))
+    return folder if complete else None
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
 def _weight_files(folder: Path) -> list[str]:

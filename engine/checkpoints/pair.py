@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specscope.engine.checkpoints import catalog
 from specscope.engine.checkpoints.config import read_config, read_object
 from specscope.engine.checkpoints.forms import is_form, reads_rows_of, split_form, usual_form
-from specscope.engine.checkpoints.hub import TOKENIZERS
+from specscope.engine.checkpoints.hub import has_tokenizer
 from specscope.engine.checkpoints.sources import is_short_name, resolve
 from specscope.engine.checkpoints.templates import RENDERER
 from specscope.engine.checkpoints.tokenizer import check_same, check_template, load_tokenizer
@@ -18,9 +19,6 @@ from specscope.engine.errors import ModelError, PairError, UsageError, one_line
 from specscope.engine.model.fields import end_ids
 from specscope.engine.model.shape import context_of
 from specscope.engine.types import MOST_DRAFTERS, check_text, drafter_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 ROLES = ("system", "user", "assistant")
 
@@ -125,7 +123,7 @@ class Pair:
             "vocab_size": min(config.vocab_size for config in configs),
             "context": min(map(context_of, configs)),
         }
-        if sizes_only and not all(map(_has_tokenizer, paths)):
+        if sizes_only and not all(map(has_tokenizer, paths)):
             return cls(**known, tokenizer=None, eos=())
         tokenizers = [load_tokenizer(path) for path in paths]
         for tokenizer in tokenizers[1:]:
@@ -242,10 +240,6 @@ class Pair:
 def _title(model: str | Path) -> str:
     path = Path(model)
     return path.absolute().parent.name if path.name == "config.json" else path.name
-
-
-def _has_tokenizer(model: Path) -> bool:
-    return any((model / name).is_file() for name in TOKENIZERS)
 
 
 def _named(directory: Path) -> Path:

@@ -32,8 +32,7 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-def ignore(progress: Progress) -> None:
-    del progress
+def ignore(_: object) -> None: ...
 
 
 def megabytes(size: int) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import reprlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, TokenizersBackend
 
@@ -12,9 +13,6 @@ from specscope.engine.checkpoints.templates import LONGEST, RENDERER
 from specscope.engine.errors import ModelError, PairError, UsageError, one_line
 from specscope.engine.files import parse_json
 from specscope.engine.model.fields import LONGEST_VOCABULARY, MOST_TOKENS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _LONGEST_SETTINGS = 1 << 24
 _MOST_GROWTH = 64

@@ -24,7 +24,7 @@ from specscope.engine.checkpoints.sources import is_short_name, resolve, resolve
 from specscope.engine.cluster.fit import split_by_memory
 from specscope.engine.cluster.local_devices import devices_of, local_devices
 from specscope.engine.cluster.memory import KV_TOKENS, Memory, parse_limits
-from specscope.engine.cluster.options import Options, usual_runtime
+from specscope.engine.cluster.options import Options
 from specscope.engine.cluster.placement import Placement
 from specscope.engine.cluster.pool import Pool
 from specscope.engine.cluster.probing import is_toy
@@ -114,7 +114,9 @@ def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
         ModelError: A model cannot be loaded or downloaded.
         RunCancelled: `cancel` was set during a download.
     """
-    given: dict[str, Any] = {**locals(), "runtime": usual_runtime(profile) if runtime is None else runtime}
+    given: dict[str, Any] = locals()
+    if runtime is None:  # a profile is that of a virtual cluster
+        given = given | {"runtime": "local-process" if profile is None else "virtual"}
     options = Options(**{one.name: given[one.name] for one in fields(Options)})
     chosen = find_pair(pair, target, drafter, progress=progress, cancel=cancel, download=download)
     options = _with_eager_experts(chosen, options)

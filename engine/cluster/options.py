@@ -24,11 +24,6 @@ FORWARDS = ("auto", "eager", "static", "compiled")
 DTYPES = ("auto", "float32", "bfloat16")
 
 
-def usual_runtime(profile: object) -> str:
-    """Return the runtime where none is named: a profile is that of a virtual cluster."""
-    return "local-process" if profile is None else "virtual"
-
-
 def option(default: Any, metavar: str, text: str, *, given: Any = None) -> Any:
     """Declare an option that commands have, too; `given` is its default there, or its type."""
     usual = given if given is not None else str if default is None else default

@@ -47,14 +47,11 @@ def within(name: str, levels: int, asked: int, what: str) -> Static:
     """
     whole = tree(name)
     if not asked and whole.depth > levels:
+        brief = reprlib.repr(name) if name.startswith("[") else name
         raise UsageError(
-            f"the tree {_brief(name)} has {whole.depth} levels; {what} drafts at least 1 and at most {levels}: choose another tree, or let it be cut"
+            f"the tree {brief} has {whole.depth} levels; {what} drafts at least 1 and at most {levels}: choose another tree, or let it be cut"
         )
     return whole.cut(asked or levels)
-
-
-def _brief(name: str) -> str:
-    return reprlib.repr(name) if name.startswith("[") else name
 
 
 def _read(path: Path) -> Static:

@@ -79,11 +79,16 @@ def line(parent: int, rows: Sized) -> int:
     return min(parent, len(rows) - 1)
 
 
+def _all(_: object, nodes: Sized) -> list[int]:
+    return list(range(len(nodes)))
+
+
 @dataclass(frozen=True, slots=True)
 class Wide:
     """At most `width` nodes per level."""
 
     total: ClassVar[int] = 0
+    onward = kept = _all
     width: int
     depth: int
 
@@ -116,9 +121,6 @@ class Wide:
         nodes = [Node(parent, token, -path) for path, parent, token in paths if path < 0]
         return sorted(nodes, key=lambda node: node.parent)
 
-    def onward(self, nodes: Sequence[Node]) -> list[int]:
-        return list(range(len(nodes)))
-
     def plans(self, levels: int) -> tuple[LevelPlan, ...]:
         """Return the first levels; all nodes get children."""
         if self.width == 1:
@@ -127,15 +129,13 @@ class Wide:
         later = LevelPlan((width,) * width, all_, width)
         return (LevelPlan((width,), all_, width), *[later] * (min(levels, self.depth) - 1))[: max(levels, 0)]
 
-    def kept(self, paths: Sequence[float]) -> list[int]:
-        return list(range(len(paths)))
-
 
 @dataclass(frozen=True, slots=True)
 class Static:
     """Always the same tree, without the nodes for which q has too few tokens."""
 
     total: ClassVar[int] = 0
+    kept = _all
     paths: tuple[Ranks, ...]
 
     @property
@@ -167,9 +167,6 @@ class Static:
 
     def plans(self, levels: int) -> tuple[LevelPlan, ...]:
         return _plans(self.paths, levels)
-
-    def kept(self, paths: Sequence[float]) -> list[int]:
-        return list(range(len(paths)))
 
 
 @lru_cache
@@ -240,6 +237,7 @@ class Branches:
     """
 
     total: ClassVar[int] = 0
+    onward = kept = _all
     width: int
     depth: int
     threshold: float
@@ -266,14 +264,8 @@ class Branches:
             return [max(1, floor(self.width * (1 - confidence[0])))]
         return [int(q >= self.threshold or (self.width > 0 and level == 1)) for q in confidence]
 
-    def onward(self, nodes: Sequence[Node]) -> list[int]:
-        return list(range(len(nodes)))
-
     def plans(self, levels: int) -> tuple[LevelPlan, ...]:  # noqa: ARG002
         return ()
-
-    def kept(self, paths: Sequence[float]) -> list[int]:
-        return list(range(len(paths)))
 
 
 TreeShape: TypeAlias = Wide | Static | Dynamic | Branches

@@ -22,9 +22,10 @@ from specscope.engine.errors import UsageError
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.methods.common import planned
 from specscope.engine.methods.registry import Situation, method, setting
-from specscope.engine.run.models import Model
+from specscope.engine.run.drafters import DraftModel
 from specscope.engine.run.run import Run
 from specscope.engine.run.scores import Scores
+from specscope.engine.run.targets import TargetModel
 from specscope.engine.types import MOST_DRAFTERS, Draft, DraftToken, Prefix, Verdict
 
 MOST_LOOKAHEAD = 64
@@ -145,7 +146,7 @@ async def decode(run: Run, cfg: Config) -> None:
 class _Line:
     """A drafter and its line's undecided tokens: its own, or the tokens of the line it joined."""
 
-    drafter: Model
+    drafter: DraftModel
     draft: Draft = field(default_factory=Draft.empty)
     full: bool = False
     """Whether the output has no place for more tokens."""
@@ -191,7 +192,9 @@ class Turn:
         sampled: Whether drafts are drawn from q.
     """
 
-    def __init__(self, run: Run, pool: list[Model], lookahead: int, *, match: bool, sampled: bool) -> None:
+    def __init__(
+        self, run: Run, pool: list[TargetModel], lookahead: int, *, match: bool, sampled: bool
+    ) -> None:
         self.run, self.pool, self.lookahead = run, pool, lookahead
         self.match, self.sampled = match, sampled
         self.race = run.race()
@@ -268,7 +271,7 @@ class Turn:
         """The verifications that cover the next position; the others no longer matter."""
         return [v for v in (*self.running, *self.finished) if v.covers(len(self.run.x))]
 
-    def take_server(self) -> Model | None:
+    def take_server(self) -> TargetModel | None:
         """Return a free server, or a preempted one if the next position needs one now."""
         server = next((server for server in self.pool if not server.busy), None)
         if server is None and not self.covering:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from specscope.engine.errors import WorkerDied
+from specscope.engine.trace.emitter import TraceEmitter
 from specscope.engine.trace.events import AFTER, Part, Routed, Row, Span, SpanKind
 from specscope.engine.types import Prefix
-from specscope.engine.worker.jobs import Drop, Job, Reply
-from specscope.engine.worker.worker import Ticket
-
-if TYPE_CHECKING:
-    from specscope.engine.trace.emitter import TraceEmitter
-    from specscope.engine.worker.jobs import Chunk
-    from specscope.engine.worker.worker import Worker
+from specscope.engine.worker.jobs import Chunk, Drop, Job, Reply
+from specscope.engine.worker.worker import Ticket, Worker
 
 
 class Submission:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from specscope.engine.run.dispatch import Dispatcher, Submission
 from specscope.engine.trace.events import Forked
 from specscope.engine.types import Draft, DraftToken, Prefix, Verdict
-from specscope.engine.worker.jobs import Branch
-
-if TYPE_CHECKING:
-    from specscope.engine.run.dispatch import Dispatcher, Submission
-    from specscope.engine.worker.jobs import Grown
-    from specscope.engine.worker.shared import Lease
+from specscope.engine.worker.jobs import Branch, Grown
+from specscope.engine.worker.shared import Lease
 
 
 class Fanned:
-    """Branches for the likely outcomes of a verification; `Model.fan` makes it.
+    """Branches for the likely outcomes of a verification; `DraftModel.fan` makes it.
 
     Args:
         dispatcher: Records the branches.

@@ -8,15 +8,13 @@ asks for it; the round is the next one unless the output has ended.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from specscope.engine.run.dispatch import Submission
 from specscope.engine.run.scores import mode_of, new_verdict
-
-if TYPE_CHECKING:
-    from specscope.engine.run.dispatch import Submission
-    from specscope.engine.types import Draft, Judgement, Prefix, Verdict
+from specscope.engine.types import Draft, Judgement, Prefix, Verdict
 
 
 class EarlyJudgement(NamedTuple):

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specscope.engine.run.drafters import DraftModel
 from specscope.engine.run.gathering import AtOnce
 from specscope.engine.run.models import Model
+from specscope.engine.run.targets import TargetModel
 from specscope.engine.trace.events import Document
 from specscope.engine.trace.rows import Committed
 from specscope.engine.types import Draft, Limits, Prefix, Verdict
@@ -113,18 +115,22 @@ class Run:
             sequence = sequences[prefix.sequence]
             return 0 if sequence.done else sequence.remaining(prefix)
 
+        def model(worker: Worker, name: str, role: str) -> Model:
+            return Model(dispatcher, worker, name, role, remaining, calls)
+
+        def verifier(worker: Worker) -> TargetModel | None:
+            beside = (target for target in self.targets if target.model.worker is worker)
+            return next(beside, None) if isinstance(calls, AtOnce) else None
+
         self.targets = [
-            Model(dispatcher, worker, "target", "target", remaining, calls)
-            for worker in workers.get("target", ())
+            TargetModel(model(worker, "target", "target")) for worker in workers.get("target", ())
         ]
         self.drafters = [
-            Model(dispatcher, worker, name, "drafter", remaining, calls, q_buffers.get(worker.name))
+            DraftModel(model(worker, name, "drafter"), q_buffers.get(worker.name), verifier(worker))
             for name, worker in zip(drafters, workers.get("drafter", ()), strict=True)
         ]
-        if isinstance(calls, AtOnce):
-            for drafter in self.drafters:
-                drafter.verifier = next((t for t in self.targets if t.worker is drafter.worker), None)
-        self._readers = [drafter for drafter in self.drafters if drafter.name in readers]
+        self._models = [each.model for each in (*self.drafters, *self.targets)]
+        self._readers = [model for model in self._models if model.name in readers]
         self._dispatcher = dispatcher
         self._clock = clock
         self._encode = encode
@@ -156,11 +162,11 @@ class Run:
         return self._dispatcher.step
 
     @property
-    def drafter(self) -> Model:
+    def drafter(self) -> DraftModel:
         return self.drafters[0]
 
     @property
-    def target(self) -> Model:
+    def target(self) -> TargetModel:
         return self.targets[0]
 
     def race(self) -> Racing:
@@ -201,17 +207,17 @@ class Run:
         """
         prefixes = [self.sequence(number).x for number in numbers]
         # heads are last: they read the hidden states that the target leaves on their worker
-        heads_last = sorted((*self.drafters, *self.targets), key=lambda model: model.name != model.role)
+        heads_last = sorted(self._models, key=lambda model: model.name != model.role)
         async with asyncio.TaskGroup() as prefills:
             for model in heads_last:
                 if model not in self._readers:
                     prefills.create_task(model.prefill(prefixes))
-        for drafter in self._readers:
+        for reader in self._readers:
             for prefix in prefixes:
-                await self.target.move(prefix, to=drafter)
+                await self.target.model.move(prefix, to=reader)
 
     async def retire(self, numbers: Seq[int]) -> None:
-        for model in (*self.drafters, *self.targets):
+        for model in self._models:
             await model.retire(numbers)
 
     def commit(self, *verdicts: Verdict, kept: Draft | None = None, pool: Lookahead | None = None) -> None:
@@ -234,8 +240,8 @@ class Run:
             if pool is not None:
                 emitter.defer(emitter.pool, step, verdict, pool.update())
             if sequence.done:
-                for model in (*self.drafters, *self.targets):
-                    model.end()
+                for model in self._models:  # no further round is wanted
+                    model.ahead.end()
             if kept is not None or verdict.own is not None or sequence.done:
                 emitter.defer(emitter.discard, step, verdict.sequence, kept_ids)
         if self._counts_rounds:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from specscope.engine.run.dispatch import Submission
 from specscope.engine.types import Draft, Judgement, Prefix, Tree, Typical, Verdict
-from specscope.engine.worker.jobs import Judge
-
-if TYPE_CHECKING:
-    from specscope.engine.run.dispatch import Submission
-    from specscope.engine.worker.jobs import Chunk
+from specscope.engine.worker.jobs import Chunk, Judge
 
 
 class Scores:
-    """Logits after a prefix and each of `rows` drafted tokens; `Model.score` makes them.
+    """Logits after a prefix and each of `rows` drafted tokens; `TargetModel.score` makes them.
 
     Await them to wait for the forward. The device forgets the logits when this object is deleted,
     or under load when they were judged.

@@ -273,8 +273,8 @@ class Serving:
     def _prefill(self, parts: Sequence[_Part], work: asyncio.TaskGroup) -> None:
         # a prefill leaves out its last token: here any
         prefixes = [Prefix(p.sequence, np.append(self._tokens(p.sequence)[: p.end], 0)) for p in parts]
-        for model in self._run.drafters if parts else ():
-            work.create_task(model.prefill(prefixes))
+        for drafter in self._run.drafters if parts else ():
+            work.create_task(drafter.model.prefill(prefixes))
 
     def _next_parts(self) -> list[_Part]:
         left, parts = self._load.chunk, list[_Part]()

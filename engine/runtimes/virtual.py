@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from specscope.engine.errors import Deadlock, UsageError
 from specscope.engine.model.fuzzy import PartTime
+from specscope.engine.simulate.latency import Latency
 from specscope.engine.trace.events import Device
 from specscope.engine.trace.ranges import MOST_TIME
 from specscope.engine.worker.host import Host
@@ -36,9 +37,6 @@ from specscope.engine.worker.jobs import (
     Stamp,
 )
 from specscope.engine.worker.worker import Ticket, finish, finished
-
-if TYPE_CHECKING:
-    from specscope.engine.simulate.latency import Latency
 
 
 class VirtualTime(selectors.SelectSelector):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from specscope.engine.servers.counters import Counters
+from specscope.engine.servers.steps import Answered
 from specscope.engine.trace.ranges import NO_TOKEN
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from specscope.engine.servers.counters import Counters
-    from specscope.engine.servers.steps import Answered
 
 ACCEPTED = "accepted and rejected drafts"
 LENGTHS = "draft length of each step"

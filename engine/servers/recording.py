@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from specscope.engine.errors import UsageError
 from specscope.engine.servers.steps import Answered, ServerStep
 from specscope.engine.trace.appended import KeptLines
-from specscope.engine.trace.events import Event, Header
+from specscope.engine.trace.events import Event, Header, Status
 from specscope.engine.trace.jsonl import from_json
 from specscope.engine.trace.ranges import NO_TOKEN
 from specscope.engine.trace.recorder import Recorder
 from specscope.engine.trace.texts import TokenTexts
 from specscope.engine.trace.trace import Trace
-
-if TYPE_CHECKING:
-    from specscope.engine.trace.events import Status
 
 Listener = Callable[[Event], None]
 MOST_TOKENS = 2_000_000

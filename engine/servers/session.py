@@ -17,7 +17,7 @@ from queue import Empty, Queue
 from threading import Event as Flag
 from threading import Thread
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specscope.engine.bounds import check_prompts
 from specscope.engine.errors import UsageError, named_arguments, one_line
@@ -26,15 +26,12 @@ from specscope.engine.servers.checks import notes, unknown
 from specscope.engine.servers.kinds import FoundServer, Prompt, find, prompt_ids
 from specscope.engine.servers.recording import Heard, Listener, StepRows, trace_of
 from specscope.engine.servers.steps import Answered, Reader, ServerStep
-from specscope.engine.trace.events import Device, Header
+from specscope.engine.trace.events import Device, Header, Status
 from specscope.engine.trace.header import SERVER
 from specscope.engine.trace.record import environment
 from specscope.engine.trace.recorder import RECORDED
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
-
-if TYPE_CHECKING:
-    from specscope.engine.trace.events import Status
 
 MOST_REQUESTS = 64
 """Requests at once; each is a thread and a connection."""

@@ -76,7 +76,7 @@ class _Recording:
             for position, q in text.certainties.items():
                 self._certainties["right" if text.is_right(position) else "wrong"].append(q)
             self._certainties["strayed"] += text.strayed.values()
-        agreed = [agrees for sequence in self._sequences for agrees in sequence.agreements()]
+        agreed = [text.is_right(position) for text in self._sequences for position in text.drafts]
         if not agreed:
             raise UsageError(
                 f"{self._run} tested no draft, so there is none to replay; record a method with a drafter"
@@ -175,9 +175,6 @@ class _Sequence:
 
     def is_right(self, position: int) -> bool:
         return int(self._text[position - len(self._prompt)]) == self.drafts[position]
-
-    def agreements(self) -> list[bool]:
-        return [self.is_right(position) for position in self.drafts]
 
     def left(self, path: np.ndarray) -> int:
         output = path[len(self._prompt) :]

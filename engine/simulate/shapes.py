@@ -9,14 +9,12 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specscope.engine.errors import UsageError, plain_name, shown
 from specscope.engine.model.families import Mixture
 from specscope.engine.model.shape import ModelShape
-
-if TYPE_CHECKING:
-    from specscope.engine.simulate.roofline import PublishedModel
+from specscope.engine.simulate.roofline import PublishedModel
 
 _FOLDER = Path(__file__).parents[2] / "assets"
 

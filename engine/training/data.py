@@ -27,6 +27,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from specscope.engine.errors import UsageError
+from specscope.engine.training.settings import Recipe
 
 PAD, BOS, EOS, USER, ASSISTANT, SYSTEM = range(6)
 ROLES = ("<|user|>", "<|assistant|>", "<|system|>")
@@ -186,15 +187,31 @@ def read_mixture(text: str, sources: Iterable[str]) -> dict[str, int]:
     return mixture
 
 
-def training_documents(
-    sources: Mapping[str, Path], mixture: Mapping[str, int], held_out: float
-) -> Iterator[str]:
-    """Yield the documents that are not held out, each as often as its source is repeated."""
-    for name, path in sources.items():
-        if mixture[name]:
-            for document in read_documents(path):
-                if not is_held_out(document, held_out):
-                    yield from [document] * mixture[name]
+class TrainingText(NamedTuple):
+    """The documents of a training."""
+
+    sources: Mapping[str, Path]
+    mixture: Mapping[str, int]
+    """How often the documents of each source are in an epoch."""
+    held_out: float
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> TrainingText:
+        sources = find_sources(recipe.data)
+        return cls(sources, read_mixture(recipe.weights, sources), recipe.held_out)
+
+    @property
+    def counted(self) -> Iterator[tuple[str, int]]:
+        """The documents that are not held out, each with how often an epoch has it, if it does."""
+        for name, count in self.mixture.items():
+            for document in read_documents(self.sources[name]) if count else ():
+                if not is_held_out(document, self.held_out):
+                    yield document, count
+
+    @property
+    def documents(self) -> Iterator[str]:
+        """The documents of an epoch, one source after the other."""
+        return (document for document, count in self.counted for _ in range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,21 +230,18 @@ class Corpus:
     before it are the prompt, and no loss counts them. None: all tokens count."""
 
     @classmethod
-    def read(
-        cls,
-        sources: Mapping[str, Path],
-        mixture: Mapping[str, int],
-        held_out: float,
-        encode: Callable[[Iterable[str]], Iterator[list[int]]],
-    ) -> Corpus:
+    def read(cls, text: TrainingText, encode: Callable[[Iterable[str]], Iterator[list[int]]]) -> Corpus:
         """Read and encode the documents that are not held out; a UsageError if none is left."""
-        parts, repeats = list[np.ndarray](), list[int]()
-        for name in (name for name in sources if mixture[name]):
-            documents = (d for d in read_documents(sources[name]) if not is_held_out(d, held_out))
-            parts += (np.array(ids, dtype=np.int32) for ids in encode(documents))
-            repeats += [mixture[name]] * (len(parts) - len(repeats))
+        repeats = list[int]()
+
+        def documents() -> Iterator[str]:
+            for document, count in text.counted:
+                repeats.append(count)
+                yield document
+
+        parts = [np.array(ids, dtype=np.int32) for ids in encode(documents())]
         if not parts:
-            raise UsageError(f"no document is left to train on; lower held_out from {held_out:g}")
+            raise UsageError(f"no document is left to train on; lower held_out from {text.held_out:g}")
         starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         return cls(narrow(np.concatenate(parts)), starts, np.array(repeats, dtype=np.int64))
 

@@ -25,9 +25,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import Optimizer
 
+from specscope.engine.checkpoints.progress import ignore
 from specscope.engine.errors import ModelError, RunCancelled, UsageError
 from specscope.engine.files import replacing
-from specscope.engine.training.data import Corpus, Encoder
+from specscope.engine.training.data import Corpus, Encoder, TrainingText
 from specscope.engine.training.settings import Recipe
 from specscope.engine.training.step import (
     Losses,
@@ -66,9 +67,6 @@ class Control(TypedDict, total=False):
     progress: Listener
     cancel: threading.Event
     resume: bool
-
-
-def ignore(_: object) -> None: ...
 
 
 @dataclass(slots=True)
@@ -114,11 +112,11 @@ class Training:
     def begin(self, part: str) -> None:
         self.progress(TrainingProgress(part, 0, 0, nan))
 
-    def read_corpus(self, sources: Mapping[str, Path], mixture: Mapping[str, int], tokenizer: Any) -> Corpus:
-        """Return the tokenized sources; a UsageError if their length has changed."""
+    def read_corpus(self, text: TrainingText, tokenizer: Any) -> Corpus:
+        """Return the tokenized text; a UsageError if its length has changed."""
         self.begin("text")
         options, state = self._options, self.state
-        corpus = Corpus.read(sources, mixture, options.held_out, Encoder(tokenizer))
+        corpus = Corpus.read(text, Encoder(tokenizer))
         tokens = len(corpus.ids)
         if state.text_tokens not in (0, tokens):
             raise UsageError(
@@ -179,10 +177,8 @@ class Training:
             path = self._folder / f"{state.tensors}.part"
             save_file(_gather(model, optimisers), path)
             os.replace(path, self._folder / state.tensors)
-        path = self._folder / f"{_STATE}.part"
-        content = {"state": asdict(state), "options": self._options.fixed()}
-        path.write_text(json.dumps(content, indent=1), encoding="utf-8")
-        os.replace(path, self._folder / _STATE)
+        with replacing(self._folder / _STATE) as file:
+            json.dump({"state": asdict(state), "options": self._options.fixed()}, file, indent=1)
         for other in self._folder.glob("*.safetensors*"):  # older, or left by a training that was killed
             if other.name != state.tensors:
                 other.unlink()

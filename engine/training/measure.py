@@ -200,8 +200,7 @@ class Loss:
     """Cross-entropy, summed over the tokens."""
     drafter_nats: float
 
-    def __add__(self, other: Loss) -> Loss:
-        return _added(self, other)
+    __add__ = _added
 
     @property
     def bits_per_byte(self) -> float:
@@ -256,8 +255,7 @@ class Acceptance:
     """Sum over the sampled tokens of sum min(p, q), the probability of acceptance, at temperature
     1."""
 
-    def __add__(self, other: Acceptance) -> Acceptance:
-        return _added(self, other)
+    __add__ = _added
 
     @property
     def greedy(self) -> float:

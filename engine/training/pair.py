@@ -17,6 +17,7 @@ minimises KL(p || q) on such answers (on-policy for the target).
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -45,23 +46,20 @@ _CALIBRATION = 8192
 
 def train_pair(options: PairOptions, **control: Unpack[Control]) -> Path:
     """Train a pair; write `target`, `drafter` and `loss.jsonl`, every step's loss, to `out`."""
-    sources = data.find_sources(options.data)
-    mixture = data.read_mixture(options.weights, sources)
-    training = Training(options, **control)
+    text, training = data.TrainingText.of(options), Training(options, **control)
     with training.execution.main_first():
         if training.is_main and not training.state.tokenizer:
             training.begin("tokenizer")
-            documents = data.training_documents(sources, mixture, options.held_out)
-            tokenizer = data.train_tokenizer(documents, options.vocabulary, options.context)
+            tokenizer = data.train_tokenizer(text.documents, options.vocabulary, options.context)
             for role in ROLES:
                 tokenizer.save_pretrained(options.out / role)
             training.state.tokenizer = True
             training.save()
     tokenizer = AutoTokenizer.from_pretrained(options.out / "target")
-    corpus = training.read_corpus(sources, mixture, tokenizer)
+    corpus = training.read_corpus(text, tokenizer)
     _run_phases(options, training, data.TokenStream(corpus, options.seed), len(tokenizer))
     if training.is_main:
-        write_facts(options.out, _pair_facts(options, training, mixture))
+        write_facts(options.out, _pair_facts(options, training, text.mixture))
     return options.out
 
 
@@ -87,7 +85,7 @@ def _run_phases(options: PairOptions, training: Training, stream: data.TokenStre
             model = None
 
 
-def _pair_facts(options: PairOptions, training: Training, mixture: dict[str, int]) -> dict[str, Any]:
+def _pair_facts(options: PairOptions, training: Training, mixture: Mapping[str, int]) -> dict[str, Any]:
     return {
         "sources": {name: count for name, count in mixture.items() if count},
         "sequence": options.sequence,
@@ -109,9 +107,7 @@ def distil_drafter(options: DistilOptions, **control: Unpack[Control]) -> Path:
     `out` then has the unchanged `target`, the new `drafter`, and the target's text in
     `written.safetensors`. RunCancelled means that `cancel` was set; the training can be resumed.
     """
-    pair = _checked_pair(options)
-    sources = data.find_sources(options.data)
-    mixture = data.read_mixture(options.weights, sources)
+    pair, text = _checked_pair(options), data.TrainingText.of(options)
     training, out = Training(options, **control), options.out
     with training.execution.main_first():
         if training.is_main and not training.state.tokenizer:
@@ -119,7 +115,7 @@ def distil_drafter(options: DistilOptions, **control: Unpack[Control]) -> Path:
                 shutil.copytree(options.pair / role, out / role, dirs_exist_ok=True)
             training.state.tokenizer = True
             training.save()
-        corpus = training.read_corpus(sources, mixture, pair.tokenizer)
+        corpus = training.read_corpus(text, pair.tokenizer)
         written = _written(options, corpus, training)
     stream = data.TokenStream(corpus, options.seed)
     model = load_reference(options.pair / "drafter")  # that of `out` becomes the distilled one
@@ -132,7 +128,7 @@ def distil_drafter(options: DistilOptions, **control: Unpack[Control]) -> Path:
     training.fit(phase, model, text_losses(mixed, phase, model, teacher, options.token_loss))
     if training.is_main:
         save_model(model, out / "drafter")
-        write_facts(out, _distil_facts(options, training.facts(phase), mixture, written))
+        write_facts(out, _distil_facts(options, training.facts(phase), text.mixture, written))
     return out
 
 
@@ -170,7 +166,7 @@ def _written(options: DistilOptions, corpus: data.Corpus, training: Training) ->
 
 
 def _distil_facts(
-    options: DistilOptions, phase: dict[str, Any], mixture: dict[str, int], written: data.Corpus
+    options: DistilOptions, phase: dict[str, Any], mixture: Mapping[str, int], written: data.Corpus
 ) -> dict[str, Any]:
     facts, before = read_facts(options.pair), _shape(options.pair / "drafter").inner
     cut = f"cut from {before} to {options.feed_forward} units in each feed-forward layer and "

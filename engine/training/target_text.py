@@ -228,14 +228,12 @@ def _prompts(
     pair: Pair, options: DistilOptions | HeadOptions, training: Training, corpus: data.Corpus | None
 ) -> tuple[Iterator[np.ndarray], int]:
     remaining, seed = pair.context - options.answer, options.seed
-    sources = data.find_sources(options.data)
-    mixture = data.read_mixture(options.weights, sources)
+    text = data.TrainingText.of(options)
     if pair.tokenizer.chat_template not in (None, data.CHAT_TEMPLATE):
         longest = min(LONGEST_PROMPT, remaining)
-        documents = data.training_documents(sources, mixture, options.held_out)
-        return chat_prompts(pair, documents, longest, seed), longest
+        return chat_prompts(pair, text.documents, longest, seed), longest
     longest = min(LONGEST_CUT, remaining)
-    corpus = corpus or training.read_corpus(sources, mixture, pair.tokenizer)
+    corpus = corpus or training.read_corpus(text, pair.tokenizer)
     assistant = pair.tokenizer.get_added_vocab().get(data.ROLES[1])
     return cut_prompts(corpus, assistant, longest, seed), longest
 

@@ -17,15 +17,13 @@ from queue import Full, Queue
 from tempfile import TemporaryFile
 from threading import Thread
 from time import thread_time_ns
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from specscope.engine.environment import command, variables
 from specscope.engine.errors import UsageError, one_line
 from specscope.engine.trace.appended import Process
-
-if TYPE_CHECKING:
-    from specscope.engine.vllm.clock import Events, HostClock
-    from specscope.engine.vllm.step import Step
+from specscope.engine.vllm.clock import Events, HostClock
+from specscope.engine.vllm.step import Step
 
 log = logging.getLogger("vllm.specscope")
 MOST_WAITING = 1000

@@ -14,15 +14,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import wraps
 from time import thread_time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specscope.engine.errors import UsageError, one_line
 from specscope.engine.vllm import chances
 from specscope.engine.vllm.chances import Asked, ChanceRows, fetched
+from specscope.engine.vllm.sender import Sender
 from specscope.engine.vllm.step import Step
-
-if TYPE_CHECKING:
-    from specscope.engine.vllm.sender import Sender
 
 log = logging.getLogger("vllm.specscope")
 V1 = ("execute_model", "sample_tokens", "_sample", "propose_draft_token_ids", "_get_spec_decode_draft_probs")

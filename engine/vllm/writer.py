@@ -15,23 +15,19 @@ import resource
 import signal
 import sys
 import uuid
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specscope.engine.errors import one_line
 from specscope.engine.trace.appended import Lines
-from specscope.engine.trace.events import Header
+from specscope.engine.trace.events import Header, Status
 from specscope.engine.trace.recorder import RECORDED, Recorder
 from specscope.engine.trace.texts import TokenTexts
 from specscope.engine.trace.work import devices_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from specscope.engine.trace.events import Status
 
 COLUMNS = "start_ns,requests,rows,drafted,accepted,tokens,forward_us,sample_us,draft_us,recorder_us\n"
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")

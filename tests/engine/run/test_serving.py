@@ -21,6 +21,7 @@ from specscope.engine.run.dispatch import Dispatcher
 from specscope.engine.run.gathering import AtOnce
 from specscope.engine.run.models import Model
 from specscope.engine.run.run import Racing
+from specscope.engine.run.targets import TargetModel
 from specscope.engine.trace.emitter import TraceEmitter
 from specscope.engine.trace.events import Event, Span
 from specscope.engine.trace.trace import Trace
@@ -332,7 +333,7 @@ def test_logits_are_dropped_when_their_forward_ends_and_not_before():
         worker, rows = OneLane("worker"), []
         emitter = TraceEmitter(rows.append, str)
         dispatcher = Dispatcher(rows.append, emitter, origin=0, check=lambda: None)
-        model = Model(dispatcher, worker, "target", "target", len, AtOnce())
+        model = TargetModel(Model(dispatcher, worker, "target", "target", len, AtOnce()))
         scores = model.score(Prefix(0, np.arange(3)), Draft.empty())
         del scores
         gc.collect()

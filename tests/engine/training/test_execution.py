@@ -19,21 +19,22 @@ from torch.nn import functional
 from transformers import AutoTokenizer
 
 from specscope.engine.checkpoints.catalog import PAIRS
+from specscope.engine.checkpoints.progress import ignore
 from specscope.engine.training import data
 from specscope.engine.training.data import (
     SPECIALS,
     Corpus,
     Encoder,
     TokenStream,
+    TrainingText,
     find_sources,
     is_held_out,
     read_documents,
     read_mixture,
     train_tokenizer,
-    training_documents,
 )
 from specscope.engine.training.heads.losses import distilled
-from specscope.engine.training.loop import CHECKPOINTS, Training, ignore, read_log
+from specscope.engine.training.loop import CHECKPOINTS, Training, read_log
 from specscope.engine.training.pair import new_model
 from specscope.engine.training.settings import PairOptions, Shape
 from specscope.engine.training.step import (
@@ -248,7 +249,9 @@ def test_sources_without_documents_are_refused(corpus, tmp_path):
     refused(lambda: find_sources(nowhere), r".*nowhere is not a folder; --data takes one with txt\.xz files")
     refused(lambda: find_sources(tmp_path), rf"{tmp_path} holds no \*\.txt\.xz file")
     refused(
-        lambda: Corpus.read(sources, {"stories": 1, "chats": 1}, 1.0, lambda documents: iter(())),
+        lambda: Corpus.read(
+            TrainingText(sources, {"stories": 1, "chats": 1}, 1.0), lambda documents: iter([*documents])
+        ),
         "no document is left to train on; lower held_out from 1",
     )
 
@@ -279,7 +282,7 @@ def test_weights_change_the_default_mixture(text, found):
 
 def test_training_documents_are_repeated_without_the_held_out_ones(corpus):
     sources = find_sources(corpus)
-    counts = Counter(training_documents(sources, {"stories": 2, "chats": 0}, 0.2))
+    counts = Counter(TrainingText(sources, {"stories": 2, "chats": 0}, 0.2).documents)
     kept = [d for d in read_documents(sources["stories"]) if not is_held_out(d, 0.2)]
     assert 0 < len(kept) < 36
     assert counts == dict.fromkeys(kept, 2)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specscope.engine.errors import ModelError
-from specscope.engine.training.data import Corpus, Encoder, TokenStream, find_sources
+from specscope.engine.training.data import Corpus, Encoder, TokenStream, TrainingText, find_sources
 from specscope.engine.training.loop import TrainingProgress, read_log
 from specscope.engine.training.pair import new_model, train_pair
 from specscope.engine.training.settings import PairOptions, Shape
@@ -70,9 +70,8 @@ def test_the_drafter_is_distilled_from_the_saved_target(options, tmp_path):
     first = read_log(out / "loss.jsonl")[-1]
     sources = find_sources(settings.data)
     encode = Encoder(AutoTokenizer.from_pretrained(out / "target"))
-    stream = TokenStream(
-        Corpus.read(sources, dict.fromkeys(sources, 1), settings.held_out, encode), settings.seed
-    )
+    text = TrainingText(sources, dict.fromkeys(sources, 1), settings.held_out)
+    stream = TokenStream(Corpus.read(text, encode), settings.seed)
     inputs, labels = map(torch.from_numpy, stream.batch(3 * 4 * 32, 4, 32))
     target = AutoModelForCausalLM.from_pretrained(out / "target", dtype=torch.float32).eval()
     with torch.no_grad():
