@@ -21,7 +21,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from specscope.engine.simulate.profile import Profile
-from specscope.traces.papers.rows import Paper, TableCell, bisect, numbers
+from specscope.traces.facts.closed_forms import speculative_tokens
+from specscope.traces.papers.rows import Paper, TableCell, numbers, rate_of_tokens, row_of
 
 _DATA = numbers("ems")
 _CONTEXT = 745
@@ -95,26 +96,21 @@ def fit(series: Series) -> SeriesFit:
     begin, end = waiting(series.batches[0]), waiting(FIT)
     spread = max(0.0, (first - last) / (last * end - first * begin))
     tokens = first * (1 + spread * begin)
-    ratio = padding_ratio(accuracy_for(series, tokens), FIT, series.most)
     more = (series.ours[at] / series.vanilla[at] - 1) * series.round_ms(at)
-    return SeriesFit(tokens, spread, more / (FIT * ratio))
+    return SeriesFit(tokens, spread, more / (FIT * _ratio_at(series, tokens, FIT)))
 
 
 def predicted(series: Series, at: int) -> tuple[float, float]:
     """Return the speed-ups of our method and of the vanilla method, at an index of `batches`."""
     own, batch, time = fit(series), series.batches[at], series.round_ms(at)
     ours = own.tokens * series.greedy[at] / time / (1 + own.spread * waiting(batch))
-    ratio = padding_ratio(accuracy_for(series, own.tokens), batch, series.most)
-    return ours, ours * time / (time + own.weight * batch * ratio)
+    return ours, ours * time / (time + own.weight * batch * _ratio_at(series, own.tokens, batch))
 
 
-def accuracy_for(series: Series, tokens: float) -> float:
-    return accuracy_of(min(tokens, series.most - 0.05), series.most)
-
-
-def mean_accepted(accuracy: float, most: int) -> float:
-    """Return the expected tokens of a sample in one step (equation 7)."""
-    return sum(accuracy**k for k in range(most))
+def _ratio_at(series: Series, tokens: float, batch: int) -> float:
+    """Return the padding ratio of samples with so many tokens in one step."""
+    accuracy = rate_of_tokens(min(tokens, series.most - 0.05), series.most - 1)
+    return padding_ratio(accuracy, batch, series.most)
 
 
 def largest_accepted(accuracy: float, batch: int, most: int) -> float:
@@ -123,21 +119,17 @@ def largest_accepted(accuracy: float, batch: int, most: int) -> float:
 
 
 def padding(accuracy: float, batch: int, most: int) -> float:
-    """Return the expected padding tokens of a sample (equation 9)."""
-    return largest_accepted(accuracy, batch, most) - mean_accepted(accuracy, most)
+    """Return the expected padding tokens of a sample: the largest number less the mean (9)."""
+    return largest_accepted(accuracy, batch, most) - speculative_tokens(accuracy, most - 1)
 
 
 def padding_ratio(accuracy: float, batch: int, most: int) -> float:
-    return padding(accuracy, batch, most) / mean_accepted(accuracy, most)
+    return padding(accuracy, batch, most) / speculative_tokens(accuracy, most - 1)
 
 
 def padding_share(accuracy: float, batch: int, most: int) -> float:
     """Return the padding over the largest number of tokens (equation 10)."""
     return padding(accuracy, batch, most) / largest_accepted(accuracy, batch, most)
-
-
-def accuracy_of(tokens: float, most: int) -> float:
-    return bisect(lambda p: mean_accepted(p, most), tokens, 0, 1)
 
 
 def _series(table: Mapping[str, Any], model: str, *, drafts: bool) -> Series:
@@ -183,19 +175,18 @@ def _greedy(cell: TableCell) -> Mapping[str, Any]:
 def _step_at_2(cell: TableCell) -> float:
     """Return a step at batch 2 on the data of a cell, or of Table 5: other data add to it."""
     table = _DATA["Table 5"]["MT-Bench"] if "data" in cell.line else cell.table
-    return 2e3 / table["Greedy Decoding"][table["columns"].index(2)]
+    return 2e3 / row_of(table, "Greedy Decoding")["2"]
 
 
 @cache
 def ending(model: str) -> float:
     """Return the spread of a model's output lengths, from greedy decoding at batch 8."""
-    table = _DATA["Table 4"][model]
-    speed = table["Greedy Decoding"][table["columns"].index(FIT)]
+    speed = row_of(_DATA["Table 4"][model], "Greedy Decoding")[str(FIT)]
     return (1e3 * FIT / speed / step_ms(model, FIT) - 1) / waiting(FIT)
 
 
 def _fitted_ratio(series: Series, batch: int) -> float:
-    return padding_ratio(accuracy_for(series, fit(series).tokens), batch, series.most)
+    return _ratio_at(series, fit(series).tokens, batch)
 
 
 def _table_6_series(name: str) -> Series:
@@ -212,8 +203,8 @@ def _figure_4(cell: TableCell) -> float:
 
 def _accepted(step: int) -> list[int]:
     """Return the tokens that each sample of Table 1 accepts in a step."""
-    at = _DATA["Table 1"]["columns"].index(f"accept {step}")
-    return [_DATA["Table 1"][f"sample {number}"][at] for number in (0, 1)]
+    table = _DATA["Table 1"]
+    return [row_of(table, f"sample {number}")[f"accept {step}"] for number in (0, 1)]
 
 
 def _aligned(cell: TableCell, *, padding: bool = False) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ import numpy as np
 from specscope.engine.heads.work import Work
 from specscope.engine.simulate.profile import Profile
 from specscope.traces.facts.closed_forms import speculative_tokens
-from specscope.traces.papers.rows import Paper, TableCell, bisect, numbers
+from specscope.traces.papers.rows import Paper, TableCell, numbers, rate_of_tokens
 
 _DATA = numbers("parallelspec")
 _TABLE, _CLAIMS = _DATA["Table 1"], _DATA["claims"]
@@ -67,17 +67,12 @@ def _improvement() -> float:
 def _tau_by_masks(masks: int) -> float:
     """Return tau with acceptance that falls with the distance."""
     tau = _TABLE[f"{_BASE}EAGLE +ParallelSpec{_COLD}"][_TAU]
-    rate = bisect(lambda a: speculative_tokens(a, _CLAIMS["group"]), tau, 0, 1)
-    return speculative_tokens(rate, masks + 1)
+    return speculative_tokens(rate_of_tokens(tau, _CLAIMS["group"]), masks + 1)
 
 
 def _time_by_lengths(cell: TableCell) -> float:
     base, own = cell.table["accepted"]
     return base / own * round_cost("Medusa +ParallelSpec") / round_cost("Medusa")
-
-
-def rate_for(tau: float) -> float:
-    return bisect(lambda rate: speculative_tokens(rate, LEVELS), tau, 0, 1)
 
 
 def accepted_length(rates: Sequence[float]) -> float:
@@ -98,7 +93,7 @@ def _stub(cell: TableCell, kind: int, *, parallel: bool) -> Mapping[str, Any]:
     """Return tau or the speed-up of a row of Table 1, drawn and printed; a cell is a method's."""
     method = f"{cell.part} +ParallelSpec" if parallel else cell.part
     name = f"{cell.column} {method}, temperature {cell.row}"
-    ours = accepted_length([rate_for(_TABLE[name][_TAU])] * LEVELS)
+    ours = accepted_length([rate_of_tokens(_TABLE[name][_TAU], LEVELS)] * LEVELS)
     if kind == _AVERAGE:
         ours /= stub_round_cost(cell.part, parallel=parallel)
     return {"full": name, "published": _TABLE[name][kind], "ours": ours, "rounds": _ROUNDS}

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
-from specscope.engine.simulate.profile import Profile, profiles
 from specscope.traces.facts.closed_forms import pearl_tokens, speculative_tokens
 from specscope.traces.papers.pearl_speeds import (
     PublishedPair,
@@ -15,6 +14,7 @@ from specscope.traces.papers.pearl_speeds import (
     best_gamma,
     best_speculative,
     latency,
+    models,
     most_varying,
     pair_of,
     pearl,
@@ -27,7 +27,7 @@ from specscope.traces.papers.pearl_speeds import (
     without_post_verify,
     without_pre_verify,
 )
-from specscope.traces.papers.rows import Paper, TableCell, cells, numbers
+from specscope.traces.papers.rows import Paper, TableCell, numbers, row_of
 
 _DATA = numbers("pearl")
 _SD = "Speculative Decoding"
@@ -57,7 +57,7 @@ def _varying(pair: PublishedPair, speed_up: float) -> float:
 
 def _run(pair: str) -> float:
     """Return the mean run of accepted tokens, which Table 7 prints."""
-    return next(cell.number or 0.0 for cell in cells(_DATA["Table 7"], "Ours") if cell.column == pair)
+    return row_of(_DATA["Table 7"], "Ours")[pair]
 
 
 def _ablation(cell: TableCell) -> float:
@@ -137,11 +137,6 @@ def _over_nvlink(cell: TableCell) -> float:
     return round(cell.table["kv_gb"] / latency("llama-3.1-8-70").hardware.link_gb_s * 1e3, 2)
 
 
-def _speeds() -> dict[str, float]:
-    own = [Profile.load(name).models for name in profiles() if name.startswith("pearl-")]
-    return {name: model.speed for models in own for name, model in models.items()}
-
-
 def _at_gamma(pair: PublishedPair, gamma: str, *, plain: bool = False) -> float:
     return (speculative if plain else pearl)(pair, int(gamma)) * 1e3 / pair.target
 
@@ -168,7 +163,7 @@ PAPER = Paper(
             "published": c.column_of("post"),
             "ours": _table_9(c).post,
         },
-        "profile's speed": lambda c: _speeds()[c.column],
+        "profile's speed": lambda c: models()[c.column].speed,
         "window": lambda c: pair_of(c.row).window,
         "draft runs": lambda c: pair_of(c.column).window * c.column_of(c.row.replace("Draft", "Target")),
         "ratio of runs": _ratio_of_runs,

@@ -25,6 +25,7 @@ from specscope.traces.facts.joined import joined
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from specscope.engine.methods import Method
     from specscope.engine.trace.events import Top
     from specscope.traces.facts.joined import JoinedRound
     from specscope.traces.whatif.recording import RecordedOutput, RecordedRun
@@ -145,13 +146,14 @@ class Script:
         return replace(d, token=token, **kept)
 
 
-def script_of(recording: RecordedRun, *, largest: bool = False, context: int = 0) -> Script:
-    """Return the script of a recording.
+def script_of(recording: RecordedRun, method: Method, context: int = 0) -> Script:
+    """Return the script of a recording for a method.
 
-    How sure the drafter is, is its draft's q; with `largest` its largest probability. Prompts have
-    so many tokens of context, the recorded ones if 0.
+    How sure the drafter is, is its draft's q, or its largest probability where the method asks for
+    that. Prompts have so many tokens of context, the recorded ones if 0.
     """
     header = recording.trace.header
+    largest = any(setting.role == "doubt" for setting in method.settings())
     fresh = count(_END + 1)
     numbers: defaultdict[int, int] = defaultdict(fresh.__next__)
 
