@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from specscope.traces.facts.closed_forms import speculative_tokens
-from specscope.traces.papers.rows import Paper, TableCell, numbers, parts, rate_of_tokens, row_of
+from specscope.traces.facts.closed_forms import rate_of_tokens, speculative_tokens
+from specscope.traces.papers.rows import Paper, TableCell, numbers, parts, row_of
 
 _DATA = numbers("block")
 _QWEN_LAYERS, _GPT_OSS_LAYERS = 36, 24

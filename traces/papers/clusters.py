@@ -14,10 +14,16 @@ from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.simulate.roofline import PublishedModel
 from specscope.traces.advise.acceptance import MOST_RATE, UNKNOWN
-from specscope.traces.facts.closed_forms import pearl_tokens, rate_of_share, speculative_tokens
+from specscope.traces.facts.closed_forms import (
+    bisect,
+    pearl_tokens,
+    rate_of_share,
+    rate_of_tokens,
+    speculative_tokens,
+)
 from specscope.traces.papers import pearl_speeds
 from specscope.traces.papers.outside import NANO, shapes_of
-from specscope.traces.papers.rows import bisect, numbers, parts, rate_of_tokens, row_of
+from specscope.traces.papers.rows import numbers, parts, row_of
 
 _PARALLEL = numbers("parallel")
 _GAMMA = 5

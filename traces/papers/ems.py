@@ -21,8 +21,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from specscope.engine.simulate.profile import Profile
-from specscope.traces.facts.closed_forms import speculative_tokens
-from specscope.traces.papers.rows import Paper, TableCell, numbers, rate_of_tokens, row_of
+from specscope.traces.facts.closed_forms import rate_of_tokens, speculative_tokens
+from specscope.traces.papers.rows import Paper, TableCell, numbers, row_of
 
 _DATA = numbers("ems")
 _CONTEXT = 745

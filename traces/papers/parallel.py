@@ -13,9 +13,9 @@ from statistics import fmean
 from typing import Any
 
 from specscope.engine.drafting.pace import MISSES
-from specscope.traces.facts.closed_forms import speculative_tokens, ssd_hit_rate
+from specscope.traces.facts.closed_forms import bisect, rate_of_tokens, speculative_tokens, ssd_hit_rate
 from specscope.traces.papers import pearl_speeds
-from specscope.traces.papers.rows import Paper, TableCell, bisect, numbers, rate_of_tokens, row_of
+from specscope.traces.papers.rows import Paper, TableCell, numbers, row_of
 
 _DATA = numbers("parallel")
 _TIMES, _SETTINGS = _DATA["times"], _DATA["settings"]

@@ -20,8 +20,8 @@ import numpy as np
 
 from specscope.engine.heads.work import Work
 from specscope.engine.simulate.profile import Profile
-from specscope.traces.facts.closed_forms import speculative_tokens
-from specscope.traces.papers.rows import Paper, TableCell, numbers, rate_of_tokens
+from specscope.traces.facts.closed_forms import rate_of_tokens, speculative_tokens
+from specscope.traces.papers.rows import Paper, TableCell, numbers
 
 _DATA = numbers("parallelspec")
 _TABLE, _CLAIMS = _DATA["Table 1"], _DATA["claims"]

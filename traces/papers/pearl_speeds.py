@@ -22,8 +22,8 @@ import numpy as np
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile, profiles
 from specscope.engine.simulate.roofline import PublishedModel
-from specscope.traces.facts.closed_forms import pearl_tokens, speculative_tokens
-from specscope.traces.papers.rows import bisect, numbers, row_of
+from specscope.traces.facts.closed_forms import bisect, pearl_tokens, speculative_tokens
+from specscope.traces.papers.rows import numbers, row_of
 
 _DATA = numbers("pearl")
 _LONGEST = 64

@@ -19,8 +19,6 @@ from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from specscope.traces.facts.closed_forms import speculative_tokens
-
 if TYPE_CHECKING:
     import numpy as np
 
@@ -270,19 +268,6 @@ def _own_cells(line: Mapping[str, Any]) -> Iterator[TableCell]:
         for place in product(*line["over"]):
             *part, row, column = [*map(str, place), *[""] * (len(place) == 1)]
             yield TableCell("".join(part), row, column, None, {})
-
-
-def bisect(function: Callable[[float], float], wanted: float, low: float, high: float) -> float:
-    """Return where an increasing function has a value; a bound if the value is outside."""
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if function(middle) < wanted else (low, middle)
-    return low
-
-
-def rate_of_tokens(tokens: float, gamma: int) -> float:
-    """Return the acceptance rate at which a round of gamma drafts has so many tokens."""
-    return bisect(lambda rate: speculative_tokens(rate, gamma), tokens, 0, 1)
 
 
 def _rounded(number: float) -> float:

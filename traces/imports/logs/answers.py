@@ -22,19 +22,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from specscope.engine.errors import shown
 from specscope.engine.trace.events import Window
 from specscope.engine.trace.ranges import LONGEST_DRAFT
 from specscope.traces.facts.counted import JOINT
+from specscope.traces.facts.places import reached
 from specscope.traces.imports.logs.llama import STEPS
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, window
 from specscope.traces.imports.request_trace import (
     histogram,
     is_object,
     number,
+    optional_number,
     optional_whole,
     prompt_length,
     text,
@@ -191,7 +192,7 @@ def _numbers(row: dict[str, Any], name: str) -> list[float]:
 
 def _places(times: Sequence[int]) -> tuple[int, ...]:
     """Return the accepted tokens by place of the drafts that had 0, 1, ... accepted tokens."""
-    return tuple(accumulate(reversed(times[1:])))[::-1]
+    return tuple(reached(times, len(times) - 1)[1:])
 
 
 def _metas(row: Any) -> list[dict[str, Any]]:
@@ -303,7 +304,7 @@ def _iteration(row: dict[str, Any], at: float) -> Window | None:
 
 def _seconds(row: dict[str, Any], name: str, unit: float = 1.0) -> float:
     """Return a time; 0 if the field is missing."""
-    return number(row, name) / unit if row.get(name) is not None else 0.0
+    return (optional_number(row, name) or 0.0) / unit
 
 
 def _is_summary(row: Any) -> bool:
@@ -339,7 +340,7 @@ def _summary(row: dict[str, Any], at: float) -> Window:
 def _average(row: dict[str, Any], name: str) -> float | None:
     """Return a metric of AIPerf: its total stands in `avg`."""
     entry = row.get(name)
-    return number(entry, "avg") if is_object(entry) and entry.get("avg") is not None else None
+    return optional_number(entry, "avg") if is_object(entry) else None
 
 
 _OF_ALL = "Times are of the whole {}: queue and prefill count, too"

@@ -174,16 +174,12 @@ def trace_of(printed: Printed, source: str) -> Trace:
         engine=printed.engine,
         key=printed.key,
         content=content,
-        prompts=0,
         model=printed.model,
+        note=printed.note,
     )
-    noted = {**header.environment, "note": printed.note} if printed.note else header.environment
     title = " · ".join(filter(None, (printed.engine, printed.drafter[:MOST_NAME], printed.key)))
-    trace = Trace(replace(header, title=title, environment=noted))
-    for row in rows:
-        trace.add(row)
-    trace.footer = Footer("done", (), (), max((one.end for one in rows), default=0))
-    return trace
+    end = max((one.end for one in rows), default=0)
+    return Trace.of([replace(header, title=title), *rows, Footer("done", (), (), end)])
 
 
 def shifted(window: Window, by: int) -> Window:
