@@ -42,14 +42,6 @@ def _unmetered(row: Any) -> bool:
     )
 
 
-def _is_event(row: Any) -> bool:
-    return is_object(row) and str(row.get("object", "")).endswith(".chunk")
-
-
-def _is_plain_bench(row: Any) -> bool:
-    return _has("duration", "total_output_tokens")(row)
-
-
 _SGLANG = "give the server's log, or answers with meta_info"
 _COUNTED = "its log and /metrics count such answers, too"
 _VALUES: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
@@ -89,7 +81,11 @@ _VALUES: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
         "an answer of LM Studio that drafted nothing",
         'ask its /api/v0 with "draft_model"',
     ),
-    (_is_event, "an event of a stream without counts", f"give all its events; {_SOURCES}"),
+    (
+        lambda row: is_object(row) and str(row.get("object", "")).endswith(".chunk"),
+        "an event of a stream without counts",
+        f"give all its events; {_SOURCES}",
+    ),
     (_has("choices"), "an answer without counts of drafts", _SOURCES),
     (_has("tokens_predicted"), "an answer of llama.cpp without timings", _LLAMA),
     (
@@ -121,7 +117,7 @@ _VALUES: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
     ),
     (_has("accept_length"), "a result of SGLang's bench: averages only", _SGLANG),
     (
-        _is_plain_bench,
+        _has("duration", "total_output_tokens"),
         "a result of a bench without spec_decode_ fields: the server drafted nothing, or its /metrics were not read",
         "start it with --speculative-config",
     ),

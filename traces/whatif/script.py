@@ -23,7 +23,7 @@ from specscope.traces.facts.imported import NO_TOKEN, UNKNOWN_TEXT
 from specscope.traces.facts.joined import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from specscope.engine.methods import Method
     from specscope.engine.trace.events import Top
@@ -235,20 +235,12 @@ def _certainty(d: Decision, *, largest: bool) -> float | None:
     return d.top_q[0][1] if largest and d.top_q else d.q
 
 
-def _unknown_text(token: int) -> str:  # noqa: ARG001 - the call of a tokenizer
-    return UNKNOWN_TEXT
-
-
-def _no_text(ids: Sequence[int], **options: Any) -> str:  # noqa: ARG001 - the call of a tokenizer
-    return ""
-
-
 NO_TEXTS: Any = SimpleNamespace(
     added_tokens_decoder={},
     all_special_ids=(),
     backend_tokenizer=SimpleNamespace(decoder=None),
     clean_up_tokenization_spaces=False,
-    convert_ids_to_tokens=_unknown_text,
-    decode=_no_text,
+    convert_ids_to_tokens=lambda _: UNKNOWN_TEXT,
+    decode=lambda *_, **__: "",
 )
 """A tokenizer without texts: the texts of a replay are the recorded ones."""

@@ -49,7 +49,8 @@ class JsonForm(NamedTuple):
 
     name: str
     recognises: Callable[[Any], bool]
-    engine: Callable[[dict[str, Any]], str]
+    engine: str | Callable[[dict[str, Any]], str]
+    """Its name, or how a row tells it."""
     read: Callable[[dict[str, Any], float], Window | None]
     """(row, seconds of those before) -> its window; None for one that drafted nothing."""
     note: str = ""
@@ -69,7 +70,8 @@ def printed(form: JsonForm, rows: Sequence[Any]) -> Printed:
     first = rows[0]
     model = text(first, "model") or text(first, "model_id")
     lengths = [-1 if (length := prompt_length(row)) is None else length for row in told]
-    engine, name = form.engine(first), model.rpartition("/")[2]
+    engine = form.engine if isinstance(form.engine, str) else form.engine(first)
+    name = model.rpartition("/")[2]
     return Printed(engine, "", found, name, note=form.note, prompts=lengths)
 
 
@@ -140,7 +142,7 @@ def _studio(row: dict[str, Any], at: float) -> Window:
     return _request(row, at + first, seconds, tokens, drafted, accepted)
 
 
-def _engine_of_timings(row: dict[str, Any]) -> str:
+def _timed_by(row: dict[str, Any]) -> str:
     return "MLX" if "draft_kind" in row["timings"] or "draft_rounds" in row["timings"] else "llama.cpp"
 
 
@@ -151,6 +153,10 @@ def _is_answer(row: Any) -> bool:
         else None
     )
     return is_object(choice) and "wall_time" in choice and "new_tokens" in choice
+
+
+def _answered_by(row: dict[str, Any]) -> str:
+    return "EAGLE" if "idxs" in row["choices"][0] else "Spec-Bench"
 
 
 def _answer(row: dict[str, Any], at: float) -> Window:
@@ -343,36 +349,14 @@ def _average(row: dict[str, Any], name: str) -> float | None:
     return optional_number(entry, "avg") if is_object(entry) else None
 
 
+_IGNORED = "ignored drafts, which the model did not judge, are left out"
 _OF_ALL = "Times are of the whole {}: queue and prefill count, too"
 ROWS = (
-    JsonForm(
-        "stats of LM Studio",
-        _is_studio,
-        lambda _: "LM Studio",
-        _studio,
-        f"{STEPS}; ignored drafts, which the model did not judge, are left out",
-    ),
-    JsonForm("timings of llama.cpp or MLX", _is_timings, _engine_of_timings, _timings, STEPS),
-    JsonForm(
-        "answers of Spec-Bench or EAGLE",
-        _is_answer,
-        lambda row: "EAGLE" if "idxs" in row["choices"][0] else "Spec-Bench",
-        _answer,
-        _OF_ALL.format("answer"),
-    ),
-    JsonForm(
-        "meta_info of SGLang with spec_verify_ct",
-        _is_meta,
-        lambda _: "SGLang",
-        _meta,
-        _OF_ALL.format("request"),
-    ),
-    JsonForm("a result of vllm bench serve", _is_bench, lambda _: "vLLM", _bench, _OF_ALL.format("bench")),
-    JsonForm("a summary of AIPerf", _is_summary, lambda _: "AIPerf", _summary, _OF_ALL.format("run")),
-    JsonForm(
-        "iterations of TensorRT-LLM with specDecodingStats",
-        _is_iteration,
-        lambda _: "TensorRT-LLM",
-        _iteration,
-    ),
+    JsonForm("stats of LM Studio", _is_studio, "LM Studio", _studio, f"{STEPS}; {_IGNORED}"),
+    JsonForm("timings of llama.cpp or MLX", _is_timings, _timed_by, _timings, STEPS),
+    JsonForm("answers of Spec-Bench or EAGLE", _is_answer, _answered_by, _answer, _OF_ALL.format("answer")),
+    JsonForm("meta_info of SGLang with spec_verify_ct", _is_meta, "SGLang", _meta, _OF_ALL.format("request")),
+    JsonForm("a result of vllm bench serve", _is_bench, "vLLM", _bench, _OF_ALL.format("bench")),
+    JsonForm("a summary of AIPerf", _is_summary, "AIPerf", _summary, _OF_ALL.format("run")),
+    JsonForm("iterations of TensorRT-LLM with specDecodingStats", _is_iteration, "TensorRT-LLM", _iteration),
 )
