@@ -39,21 +39,19 @@ class Series(NamedTuple):
     model: str
     drafts: bool
     """Whether opt-125m drafts; else LLMA copies."""
-    batches: list[int]
-    greedy: list[float]
-    """In milliseconds."""
-    ours: list[float]
-    vanilla: list[float]
+    greedy: dict[int, float]
+    """Milliseconds of a step."""
+    ours: dict[int, float]
+    vanilla: dict[int, float]
 
     @property
     def most(self) -> int:
         """Most tokens of a step, and rows of a sample."""
         return 1 + (_DRAFTED if self.drafts else _COPIED)
 
-    def round_ms(self, at: int) -> float:
-        batch = self.batches[at]
+    def round_ms(self, batch: int) -> float:
         rows = _row_ms(self.model) * batch * (self.most - 1)
-        return self.greedy[at] + rows + (_DRAFTED * _draft_ms(self.model, batch) if self.drafts else 0)
+        return self.greedy[batch] + rows + (_DRAFTED * _draft_ms(self.model, batch) if self.drafts else 0)
 
 
 class SeriesFit(NamedTuple):
@@ -91,19 +89,19 @@ def step_ms(model: str, batch: int, rows: int = 1) -> float:
 
 def fit(series: Series) -> SeriesFit:
     """Return tokens and spread from the smallest batch and batch 8, and w from batch 8."""
-    at = series.batches.index(FIT)
-    first, last = (series.ours[i] * series.round_ms(i) / series.greedy[i] for i in (0, at))
-    begin, end = waiting(series.batches[0]), waiting(FIT)
+    least = min(series.ours)
+    first, last = (series.ours[n] * series.round_ms(n) / series.greedy[n] for n in (least, FIT))
+    begin, end = waiting(least), waiting(FIT)
     spread = max(0.0, (first - last) / (last * end - first * begin))
     tokens = first * (1 + spread * begin)
-    more = (series.ours[at] / series.vanilla[at] - 1) * series.round_ms(at)
+    more = (series.ours[FIT] / series.vanilla[FIT] - 1) * series.round_ms(FIT)
     return SeriesFit(tokens, spread, more / (FIT * _ratio_at(series, tokens, FIT)))
 
 
-def predicted(series: Series, at: int) -> tuple[float, float]:
-    """Return the speed-ups of our method and of the vanilla method, at an index of `batches`."""
-    own, batch, time = fit(series), series.batches[at], series.round_ms(at)
-    ours = own.tokens * series.greedy[at] / time / (1 + own.spread * waiting(batch))
+def predicted(series: Series, batch: int) -> tuple[float, float]:
+    """Return the speed-ups of our method and of the vanilla method at a batch size."""
+    own, time = fit(series), series.round_ms(batch)
+    ours = own.tokens * series.greedy[batch] / time / (1 + own.spread * waiting(batch))
     return ours, ours * time / (time + own.weight * batch * _ratio_at(series, own.tokens, batch))
 
 
@@ -133,12 +131,13 @@ def padding_share(accuracy: float, batch: int, most: int) -> float:
 
 
 def _series(table: Mapping[str, Any], model: str, *, drafts: bool) -> Series:
-    greedy = table["Greedy Decoding"]
+    greedy = {int(batch): speed for batch, speed in row_of(table, "Greedy Decoding").items()}
     ours, vanilla = (
-        [a / b for a, b in zip(table[name], greedy, strict=True)] for name in ("Our Method", "Vanilla Method")
+        {batch: speed / greedy[batch] for batch, speed in zip(greedy, table[name], strict=True)}
+        for name in ("Our Method", "Vanilla Method")
     )
-    steps = [1e3 * batch / speed for batch, speed in zip(table["columns"], greedy, strict=True)]
-    return Series(model, drafts, list(table["columns"]), steps, ours, vanilla)
+    steps = {batch: 1e3 * batch / speed for batch, speed in greedy.items()}
+    return Series(model, drafts, steps, ours, vanilla)
 
 
 def _table_2_series() -> Series:
@@ -157,12 +156,11 @@ def _series_of(cell: TableCell) -> Series:
 
 def _speed_up(cell: TableCell, *, ours: bool) -> Mapping[str, Any]:
     series, name, batch = _series_of(cell), cell.part or "opt-6.7b", int(cell.column)
-    at = series.batches.index(batch)
     return {
-        "published": (series.ours if ours else series.vanilla)[at],
-        "ours": predicted(series, at)[0 if ours else 1],
+        "published": (series.ours if ours else series.vanilla)[batch],
+        "ours": predicted(series, batch)[0 if ours else 1],
         "why": name if name in _DATA["why"] else "other series",
-        "fitted": batch == FIT or (ours and at == 0),
+        "fitted": batch == FIT or (ours and batch == min(series.ours)),
     }
 
 
@@ -239,9 +237,7 @@ PAPER = Paper(
         "profile's step": _greedy,
         "step": _step_at_2,
         "padding ratio, %": lambda c: 100 * _fitted_ratio(_table_6_series(c.row), FIT),
-        "speed-up at batch 8": lambda c: round(
-            (series := _table_6_series(c.row)).ours[series.batches.index(FIT)], 2
-        ),
+        "speed-up at batch 8": lambda c: round(_table_6_series(c.row).ours[FIT], 2),
         "padding": lambda c: _aligned(c, padding=True),
         "start": _aligned,
         "aligned start": lambda c: sum(max(_accepted(step)) for step in range(1, int(c.row) + 1)),
