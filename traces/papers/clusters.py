@@ -47,7 +47,7 @@ class PublishedSpeeds(NamedTuple):
 
 def published(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
     """Yield what a source of `assets/papers/winners.toml` prints."""
-    yield from _SOURCES[source["key"]](source)
+    yield from _FORMULAS[source.get("formula", source["key"])](source)
 
 
 def _asked(latency: Latency, rate: float | None, **more: Any) -> dict[str, Any]:
@@ -106,12 +106,12 @@ def _pearl_rate(pair: str) -> float | None:
     return bisect(fewer, runs[0] / runs[1], 0.8, MOST_RATE)
 
 
-def _easyspec(rows: Mapping[str, str]) -> Iterator[PublishedSpeeds]:
-    """Rates at which one of five levels is accepted as often as printed, from all `rows`."""
+def _easyspec(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
+    """Rates at which one of five levels is accepted as often as printed, from all methods."""
     profile, table = Profile.load("8xA100"), numbers("easyspec")["Table 2"]
     pairs = {"llama-3": "llama-3-8-70-tp8", "qwen2": "qwen2-7-72-tp8"}
     for name, part in parts(table):
-        cells = {key: row_of(part, row) for key, row in rows.items()}
+        cells = {key: row_of(part, row) for key, row in source["methods"].items()}
         rates = [min(MOST_RATE, rate_of_share(cell["alpha"], _GAMMA)) for cell in cells.values()]
         asked = _asked(profile.latency(pairs[name.partition(",")[0]]), None)
         asked["rates"] = min(rates), max(rates)
@@ -133,8 +133,9 @@ def _nano_pearl(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
         yield PublishedSpeeds(f"{pair}, {data}", asked, speedups, plain, longer)
 
 
-def _ssd(table: str, family: str, target: str, drafter: str) -> Iterator[PublishedSpeeds]:
-    printed, rates = _PARALLEL[table], _ssd_rates(family)
+def _ssd(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
+    printed, rates = _PARALLEL[source["table"]], _ssd_rates(source["family"])
+    target, drafter = source["models"]
     for i, data in enumerate(printed["columns"]):
         plain = printed["plain"][i] if isinstance(printed["plain"], list) else printed["plain"]
         found = {"speculative": printed["SD"][i] / plain, "ssd": printed["SSD"][i] / plain}
@@ -166,13 +167,10 @@ def _specbranch(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
             yield PublishedSpeeds(f"{pair}, {data}", asked, {1: found}, {})
 
 
-_SOURCES = {
+_FORMULAS = {
     "pearl": _pearl,
-    "easyspec": lambda _: _easyspec({"speculative": "+tree", "easyspec": "EasySpec"}),
-    "easyspec-chains": lambda _: _easyspec({"speculative": "+sd"}),
+    "easyspec": _easyspec,
     "nano-pearl": _nano_pearl,
-    "ssd": lambda _: _ssd("SSD, speeds", "Llama 3", "llama-3.1-70b", "llama-3.2-1b"),
-    "ssd-qwen": lambda _: _ssd("SSD, Qwen3 speeds", "Qwen3", "qwen3-32b", "qwen3-0.6b"),
-    "ssd-again": lambda _: _ssd("SSD, reproduced speeds", "Qwen3", "qwen3-32b", "qwen3-0.6b"),
+    "ssd": _ssd,
     "specbranch": _specbranch,
 }

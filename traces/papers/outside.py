@@ -36,32 +36,11 @@ _WIDEST = 32
 _TARGET_GPUS = 2
 
 
-class RoundForwards(NamedTuple):
-    """Forwards of a round."""
-
-    drafts: int
-    heads: tuple[Work, ...]
-    rows: int
-
-
-SHAPES = {
-    "EAGLE": RoundForwards(0, (Work(1, 2),) * 5, 26),  # five levels of its tree of 25 nodes
-    "Hydra": RoundForwards(
-        0, tuple(Work(0, 2 * (i + 2)) for i in range(4)), 64
-    ),  # four heads, a tree of 63 nodes
-    "Medusa": RoundForwards(0, (Work(0, 5, 5),), 64),  # five heads, a tree of 63 nodes
-    "PLD": RoundForwards(0, (), 11),  # ten copied tokens
-    "SpS": RoundForwards(5, (), 6),  # five drafts
-    "Lookahead": RoundForwards(0, (), 57),  # window 7 and guess set 7, four rows each, and the last token
-}
-"""Rounds of Spec-Bench's methods, with the settings of ParallelSpec, section 5.1."""
-
-
 def profile_cost(method: str, profile: str) -> float:
-    latency, shape = Profile.load(profile).latency(), SHAPES[method]
-    drafting = shape.drafts * latency("drafter", 1, _CONTEXT)
-    heads = sum(latency.head(work, 1, _CONTEXT) for work in shape.heads)
-    verification = latency("target", shape.rows, _CONTEXT) + latency.sample_us
+    latency, shape = Profile.load(profile).latency(), _DATA["rounds"][method]
+    drafting = shape.get("drafts", 0) * latency("drafter", 1, _CONTEXT)
+    heads = sum(latency.head(Work(*work), 1, _CONTEXT) for work in shape.get("heads", ()))
+    verification = latency("target", shape["rows"], _CONTEXT) + latency.sample_us
     return (drafting + heads + verification) / latency("target", 1, _CONTEXT)
 
 
