@@ -233,14 +233,9 @@ def diff(first: Trace, second: Trace) -> Diff:
                 f"run {trace.header.run_id} has no times: its file holds none; replay it with `specscope whatif`"
             )
     windows = [waiting.decode_window(trace) for trace in (first, second)]
-    until = [
-        [c.time - start for c in trace.commits]
-        for trace, (start, _) in zip((first, second), windows, strict=True)
-    ]
-    own = [
-        [c.time - start for c in _sequence(trace, 0)]
-        for trace, (start, _) in zip((first, second), windows, strict=True)
-    ]
+    begun = [(trace.commits, start) for trace, (start, _) in zip((first, second), windows, strict=True)]
+    until = [[c.time - start for c in commits] for commits, start in begun]
+    own = [[c.time - start for c in commits if c.sequence == 0] for commits, start in begun]
     longest = max(end - start for start, end in windows)
     moments = [longest * (i + 1) // MOMENTS for i in range(MOMENTS)]
     return Diff(
@@ -259,8 +254,7 @@ def diff(first: Trace, second: Trace) -> Diff:
 def _not_comparable(first: Trace, second: Trace) -> list[str]:
     if is_foreign(first.header) or is_foreign(second.header):
         return ["engine"]
-    mine, theirs = conditions([first]), conditions([second])
-    return differences(mine, theirs)
+    return differences(conditions([first]), conditions([second]))
 
 
 def _waterfalls(first: Trace, second: Trace) -> list[Waterfall]:
@@ -305,15 +299,11 @@ def _parts(trace: Trace) -> dict[str, dict[tuple[bool, str], int]]:
     return parts
 
 
-def _sequence(trace: Trace, sequence: int) -> list[Commit]:
-    return [c for c in trace.commits if c.sequence == sequence]
-
-
 def _first_difference(first: Trace, second: Trace) -> FirstDifference | None:
     count = max(len(first.header.prompts), len(second.header.prompts))
     greedy = all(trace.header.sampling.get("temperature") == 0 for trace in (first, second))
     for sequence in range(count):
-        rows = [_sequence(trace, sequence) for trace in (first, second)]
+        rows = [[c for c in trace.commits if c.sequence == sequence] for trace in (first, second)]
         for index, (mine, theirs) in enumerate(zip_longest(*rows)):
             ids = (mine.token if mine else None, theirs.token if theirs else None)
             if NO_TOKEN in ids:

@@ -91,11 +91,9 @@ class Printed(NamedTuple):
 
 def lines_of(text: str) -> list[str]:
     """Return the lines of a text, without colours, control characters and what is too long."""
-    return [_COLOURS.sub("", _message(_cut(line))) for line in text.replace("\r", "\n").split("\n")]
-
-
-def _cut(line: str) -> str:
-    return line[: MOST_SETTINGS if "server_args" in line[:400] else MOST_LINE]
+    lines = text.replace("\r", "\n").split("\n")
+    cut = (line[: MOST_SETTINGS if "server_args" in line[:400] else MOST_LINE] for line in lines)
+    return [_COLOURS.sub("", _message(line)) for line in cut]
 
 
 def _message(line: str) -> str:
