@@ -236,11 +236,12 @@ def diff(first: Trace, second: Trace) -> Diff:
     begun = [(trace.commits, start) for trace, (start, _) in zip((first, second), windows, strict=True)]
     until = [[c.time - start for c in commits] for commits, start in begun]
     own = [[c.time - start for c in commits if c.sequence == 0] for commits, start in begun]
+    foreign = is_foreign(first.header) or is_foreign(second.header)
     longest = max(end - start for start, end in windows)
     moments = [longest * (i + 1) // MOMENTS for i in range(MOMENTS)]
     return Diff(
         (first.header.run_id, second.header.run_id),
-        tuple(_not_comparable(first, second)),
+        ("engine",) if foreign else tuple(differences(conditions([first]), conditions([second]))),
         (len(first.commits), len(second.commits)),
         (windows[0][1] - windows[0][0], windows[1][1] - windows[1][0]),
         tuple(_waterfalls(first, second)),
@@ -249,12 +250,6 @@ def diff(first: Trace, second: Trace) -> Diff:
         _first_difference(first, second),
         (waiting.prefilled(first, before=True), waiting.prefilled(second, before=True)),
     )
-
-
-def _not_comparable(first: Trace, second: Trace) -> list[str]:
-    if is_foreign(first.header) or is_foreign(second.header):
-        return ["engine"]
-    return differences(conditions([first]), conditions([second]))
 
 
 def _waterfalls(first: Trace, second: Trace) -> list[Waterfall]:

@@ -48,7 +48,7 @@ class JsonForm(NamedTuple):
     """A form of JSON values, each of which is a window."""
 
     name: str
-    recognises: Callable[[Any], bool]
+    recognises: Callable[[Any], object]
     engine: str | Callable[[dict[str, Any]], str]
     """Its name, or how a row tells it."""
     read: Callable[[dict[str, Any], float], Window | None]
@@ -209,10 +209,6 @@ def _metas(row: Any) -> list[dict[str, Any]]:
     return [meta for meta in found if "spec_verify_ct" in meta]
 
 
-def _is_meta(row: Any) -> bool:
-    return bool(_metas(row))
-
-
 def _meta(row: dict[str, Any], at: float) -> Window:
     meta, *others = _metas(row)
     if others:
@@ -355,7 +351,7 @@ ROWS = (
     JsonForm("stats of LM Studio", _is_studio, "LM Studio", _studio, f"{STEPS}; {_IGNORED}"),
     JsonForm("timings of llama.cpp or MLX", _is_timings, _timed_by, _timings, STEPS),
     JsonForm("answers of Spec-Bench or EAGLE", _is_answer, _answered_by, _answer, _OF_ALL.format("answer")),
-    JsonForm("meta_info of SGLang with spec_verify_ct", _is_meta, "SGLang", _meta, _OF_ALL.format("request")),
+    JsonForm("meta_info of SGLang with spec_verify_ct", _metas, "SGLang", _meta, _OF_ALL.format("request")),
     JsonForm("a result of vllm bench serve", _is_bench, "vLLM", _bench, _OF_ALL.format("bench")),
     JsonForm("a summary of AIPerf", _is_summary, "AIPerf", _summary, _OF_ALL.format("run")),
     JsonForm("iterations of TensorRT-LLM with specDecodingStats", _is_iteration, "TensorRT-LLM", _iteration),
