@@ -17,6 +17,7 @@ from specscope.traces.facts import waiting
 from specscope.traces.facts.comparable import conditions, differences
 from specscope.traces.facts.imported import NO_TOKEN, is_foreign, is_timed
 from specscope.traces.facts.joined import joined
+from specscope.traces.judge.audit import TIE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import Commit, Device, Top
     from specscope.engine.trace.trace import Trace
 
-TIE, NEAR = 0.01, 0.25
-"""Difference of two logits up to which rounding decides, and up to which bfloat16 may."""
+NEAR = 0.25
+"""Difference of two logits up to which the rounding of bfloat16 may decide."""
 TINY = 1e-6
 """Least probability that is told from 0."""
 MOMENTS = 10

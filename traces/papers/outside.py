@@ -26,11 +26,9 @@ from specscope.engine.simulate.profile import Profile
 from specscope.engine.simulate.roofline import PublishedModel
 from specscope.engine.simulate.shapes import with_shape
 from specscope.traces.facts.closed_forms import pearl_tokens
-from specscope.traces.papers.parallelspec import round_cost
+from specscope.traces.papers.parallelspec import CONTEXT, round_cost
 from specscope.traces.papers.rows import Paper, numbers
 
-_CONTEXT = 500
-"""Cached rows of a forward; a prompt of Spec-Bench with half of its answer."""
 _DATA = numbers("outside")
 _WIDEST = 32
 _TARGET_GPUS = 2
@@ -38,10 +36,10 @@ _TARGET_GPUS = 2
 
 def profile_cost(method: str, profile: str) -> float:
     latency, shape = Profile.load(profile).latency(), _DATA["rounds"][method]
-    drafting = shape.get("drafts", 0) * latency("drafter", 1, _CONTEXT)
-    heads = sum(latency.head(Work(*work), 1, _CONTEXT) for work in shape.get("heads", ()))
-    verification = latency("target", shape["rows"], _CONTEXT) + latency.sample_us
-    return (drafting + heads + verification) / latency("target", 1, _CONTEXT)
+    drafting = shape.get("drafts", 0) * latency("drafter", 1, CONTEXT)
+    heads = sum(latency.head(Work(*work), 1, CONTEXT) for work in shape.get("heads", ()))
+    verification = latency("target", shape["rows"], CONTEXT) + latency.sample_us
+    return (drafting + heads + verification) / latency("target", 1, CONTEXT)
 
 
 class NanoRow(NamedTuple):

@@ -29,7 +29,9 @@ _TAU, _AVERAGE = -1, -2
 _BASE, _COLD = "V 7B ", ", temperature 0.0"
 LEVELS = 5
 """Levels of a draft: the parallel group of section 5.1."""
-_ROUNDS, _CONTEXT = 20_000, 500
+CONTEXT = 500
+"""Cached rows of a forward; a prompt of Spec-Bench with half of its answer."""
+_ROUNDS = 20_000
 _HEADS = {
     "EAGLE": ((Work(1, 2), 1, LEVELS), (Work(1, 2), LEVELS, 1), 26),
     "Medusa": ((Work(0, LEVELS, LEVELS), 1, 1), (Work(1, 0), LEVELS, 1), 64),
@@ -84,9 +86,9 @@ def accepted_length(rates: Sequence[float]) -> float:
 def stub_round_cost(method: str, *, parallel: bool) -> float:
     latency, shapes = Profile.load("A100-40G").latency(), _HEADS[method]
     work, width, forwards = shapes[1] if parallel else shapes[0]
-    drafting = forwards * latency.head(work, width, _CONTEXT)
-    verification = latency("target", shapes[2], _CONTEXT) + latency.sample_us
-    return (drafting + verification) / latency("target", 1, _CONTEXT)
+    drafting = forwards * latency.head(work, width, CONTEXT)
+    verification = latency("target", shapes[2], CONTEXT) + latency.sample_us
+    return (drafting + verification) / latency("target", 1, CONTEXT)
 
 
 def _stub(cell: TableCell, kind: int, *, parallel: bool) -> Mapping[str, Any]:
