@@ -43,6 +43,7 @@ class Config:
         "never, or 0.4 if constant.",
         low=0,
         high=1,
+        role="cut",
     )
     drafts: str = chain_drafts()
 

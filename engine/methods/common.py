@@ -86,7 +86,7 @@ def chain_confidence() -> Any:
         f"{UNSURE} if threshold, else never.",
         low=0,
         high=1,
-        role="schedule",
+        role="cut",
     )
 
 
@@ -96,7 +96,7 @@ def chain_cut() -> Any:
         "End a draft after a token whose probability under the drafter is lower; 0 is never.",
         low=0,
         high=1,
-        role="schedule",
+        role="cut",
     )
 
 

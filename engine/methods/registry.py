@@ -48,11 +48,12 @@ Decode = Callable[["Run", Any], Awaitable[None]]
 METHODS: dict[str, Method] = {}
 
 
-Role = Literal["", "length", "lookahead", "copies", "schedule", "picks", "devices", "shape"]
-"""What a setting is to the formulas of speed (`specscope.traces.judge.advice`).
+Role = Literal["", "length", "lookahead", "copies", "schedule", "cut", "doubt", "picks", "devices", "shape"]
+"""What a setting is to the formulas of speed (`specscope.traces.judge.advice`) and to replays.
 
 `length`: tokens or levels of a draft; `lookahead`: tokens of a server's draft; `copies`: tokens of
-a copied draft; `schedule`: adapts the length; `picks`: how tokens are chosen; `devices`: how many
+a copied draft; `schedule`: adapts the length; `cut`: ends a draft after a token that is less
+probable; `doubt`: ends it where all tokens are; `picks`: how tokens are chosen; `devices`: how many
 work at once; `shape`: a drafted level is not one forward; empty: no formula has it.
 """
 

@@ -39,7 +39,11 @@ class Config:
         role="length",
     )
     threshold: float = setting(
-        0.3, "The branch point is where the drafter's largest probability is lower.", low=0, high=1
+        0.3,
+        "The branch point is where the drafter's largest probability is lower.",
+        low=0,
+        high=1,
+        role="doubt",
     )
     branches: int = setting(
         4,

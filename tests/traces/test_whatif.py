@@ -349,6 +349,19 @@ def test_drafts_end_where_those_of_a_real_run_do(seed: int):
     assert measure(replay).decode_seconds == pytest.approx(measure(expected).decode_seconds, rel=0.1)
 
 
+def test_a_branch_ends_where_the_largest_probability_is_low():
+    """Above temperature 0 a draft may be improbable where the drafter is sure of another token."""
+    config, limits = {"gamma": 6, "branches": 1, "threshold": 0.5}, specscope.Limits(64)
+    given = {"sampling": specscope.Sampling(temperature=1.0, seed=1), "limits": limits}
+    recording, real = (
+        bundled().run(method, "Why is the sky blue?", config=settings, **given)
+        for method, settings in (("speculative", {"gamma": 6}), ("specbranch", config))
+    )
+    replay = replayed(recording, "specbranch", config=config).replay
+    drafted = [sum(r.drafted for r in trace.rounds) for trace in (replay, real)]
+    assert drafted[0] == pytest.approx(drafted[1], rel=0.1)
+
+
 @pytest.mark.parametrize("method", ["speculative", "pearl"])
 @pytest.mark.parametrize(
     "config",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.types import check_range
 from specscope.traces.advise.others import KINDS, Other
-from specscope.traces.facts.closed_forms import rate_of_share
+from specscope.traces.facts.closed_forms import bisect, rate_of_share
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.places import LevelRate, first_levels, level_rate
 
@@ -82,12 +82,12 @@ def single(places: Sequence[float]) -> float:
 @lru_cache(maxsize=256)
 def moved(places: tuple[float, ...], rate: float) -> tuple[float, ...]:
     """Return the same power of all places' rates, that whose `single` rate is this one."""
-    wanted, low, high = sum(rate**n for n in range(1, len(places) + 1)), 0.0, 1e3
-    for _ in range(60):
-        power = (low + high) / 2
-        more = sum(accumulate((place**power for place in places), mul)) > wanted
-        low, high = (power, high) if more else (low, power)
-    return tuple(_within(place**low) for place in places)
+
+    def negative(power: float) -> float:
+        return -sum(accumulate((place**power for place in places), mul))
+
+    power = bisect(negative, -sum(rate**n for n in range(1, len(places) + 1)), 0.0, 1e3)
+    return tuple(_within(place**power) for place in places)
 
 
 def parse_other(kind: str, text: str | None) -> tuple[Other, ...]:

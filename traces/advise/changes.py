@@ -145,7 +145,7 @@ def _sequences(count: int) -> str:
 def _dtypes(answer: Answer, best: Option) -> Iterator[BreakEven]:
     bits = WEIGHT_BITS[answer.question.dtype]
     for dtype in (name for name in SMALLER if WEIGHT_BITS[name] < bits):
-        if text := _otherwise(answer, answer.question.in_dtype(dtype), best):
+        if text := _otherwise(answer, replace(answer.question, dtype=dtype, drafter_dtype=""), best):
             yield BreakEven("dtype", dtype, f"in {dtype}: {text}")
 
 

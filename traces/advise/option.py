@@ -54,18 +54,6 @@ class Option:
         return self.way.entrant.key
 
     @property
-    def target(self) -> int:
-        return self.way.target
-
-    @property
-    def drafter(self) -> int:
-        return self.way.drafter
-
-    @property
-    def cards(self) -> int:
-        return self.way.total
-
-    @property
     def title(self) -> str:
         return titled(self.way.entrant)
 
@@ -80,9 +68,9 @@ class Option:
             "method": self.key,
             "title": self.title,
             "batch": self.batch,
-            "target_cards": self.target,
-            "drafter_cards": self.drafter,
-            "cards": self.cards,
+            "target_cards": self.way.target,
+            "drafter_cards": self.way.drafter,
+            "cards": self.way.total,
             "engines": self.way.engines,
             "place": self.way.words(),
             "config": dict(self.config),
@@ -92,7 +80,7 @@ class Option:
             "parts": rounded,
             "dominant": self.dominant if self.parts else None,
             "tokens_per_second": round(self.tokens_per_second, 2),
-            "tokens_per_second_per_card": round(self.tokens_per_second / self.cards, 2),
+            "tokens_per_second_per_card": round(self.tokens_per_second / self.way.total, 2),
             "memory": {
                 card: [
                     {"model": part.named, "dtype": part.model.dtype, "bytes": part.total} for part in parts

@@ -64,11 +64,6 @@ class Seating(NamedTuple):
     def servers(self) -> int:
         return self.share if self.entrant.drafters else 1
 
-    @property
-    def given(self) -> dict[str, Any]:
-        own = {self.entrant.share: self.share} if self.share else {}
-        return {**self.entrant.given, **own}
-
     def words(self) -> str:
         """Return where the models lie."""
         if self.engines > 1:
@@ -197,7 +192,8 @@ class Estimate:
         """The settings that are not searched; a group has no more layers than the drafter."""
         drafter = self.latency.drafter
         grouped = self.way.entrant.form == "layers" and drafter is not None and drafter.layers < FITTED_SIZE
-        return {**self.way.given, **({"size": drafter.layers} if grouped and drafter else {})}
+        size = {"size": drafter.layers} if grouped and drafter else {}
+        return {**self.way.entrant.settings(self.way.share), **size}
 
     @cached_property
     def draft_us(self) -> float:

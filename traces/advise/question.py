@@ -165,9 +165,6 @@ class Question:
             recorded=None,
         )
 
-    def in_dtype(self, dtype: str) -> Question:
-        return replace(self, dtype=dtype, drafter_dtype="")
-
     def profile(self, cards: int, target: int, drafter: int, drafter_split: str = "tensor") -> Profile:
         """Return a virtual cluster of so many cards, whose models lie on so many of them."""
         step = data("gpus")["steps"][self.engine]

@@ -229,11 +229,21 @@ def rate_of_share(share: float, gamma: int) -> float:
     A round accepts a + a^2 + ... + a^gamma of gamma drafted tokens on average.
     """
     _check(share, gamma)
-    low, high = 0.0, 1.0
-    for _ in range(50):
+    return bisect(lambda rate: _powers(rate, gamma + 1) - 1, share * gamma, 0.0, 1.0, 50)
+
+
+def rate_of_tokens(tokens: float, gamma: int) -> float:
+    """Return the acceptance rate at which a round of gamma drafts has so many tokens."""
+    return bisect(lambda rate: speculative_tokens(rate, gamma), tokens, 0, 1)
+
+
+def bisect(
+    function: Callable[[float], float], wanted: float, low: float, high: float, steps: int = 60
+) -> float:
+    """Return where an increasing function has a value; a bound if the value is outside."""
+    for _ in range(steps):
         middle = (low + high) / 2
-        fits = _powers(middle, gamma + 1) - 1 < share * gamma
-        low, high = (middle, high) if fits else (low, middle)
+        low, high = (middle, high) if function(middle) < wanted else (low, middle)
     return low
 
 

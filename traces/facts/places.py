@@ -128,13 +128,18 @@ def first_levels(trace: Trace) -> tuple[LevelRate, ...]:
     return _rated(tests)
 
 
-def slots_of(histogram: Sequence[int], gamma: int) -> tuple[Slot, ...]:
+def reached(histogram: Sequence[int], gamma: int) -> list[int]:
+    """Return how many drafts had at least 0, 1, ..., gamma accepted tokens."""
     padded = [*histogram, *[0] * (gamma + 1 - len(histogram))]
-    reached = list(accumulate(reversed(padded)))[::-1][: gamma + 1]
+    return list(accumulate(reversed(padded)))[::-1][: gamma + 1]
+
+
+def slots_of(histogram: Sequence[int], gamma: int) -> tuple[Slot, ...]:
+    drafts, *_ = found = reached(histogram, gamma)
     return tuple(
-        Slot(slot, reached[0], tested, accepted, accepted / tested if tested else None, accepted / reached[0])
-        for slot, (tested, accepted) in enumerate(pairwise(reached), 1)
-        if reached[0]
+        Slot(slot, drafts, tested, accepted, accepted / tested if tested else None, accepted / drafts)
+        for slot, (tested, accepted) in enumerate(pairwise(found), 1)
+        if drafts
     )
 
 

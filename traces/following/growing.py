@@ -18,6 +18,7 @@ from specscope.engine.errors import UsageError
 from specscope.engine.files import open_growing, read_growing
 from specscope.engine.servers.address import Address, ServerError
 from specscope.engine.servers.counters import Counters, read_counters
+from specscope.traces.following.follow import MOST_READ
 from specscope.traces.imports.logs.printed import counted
 from specscope.traces.imports.logs.windows import (
     MOST_SERVERS,
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
     from specscope.traces.database.store import Store
 
-MOST_READ = 2**20
-"""Most bytes of one read of a log."""
 MOST_CUT = 2**16
 """Bytes kept of a line without an end; more of a line is never read."""
 SHARE = 20

@@ -20,7 +20,9 @@ def content_of(path: str | Path, max_bytes: int) -> bytes:
     """Return the content of a file, unpacked and as UTF-8, without the headers of `curl -i`."""
     file = Path(path)
     with suppress(OSError):  # a name that is too long; `read_bytes` says why
-        _refuse_folder(file)
+        if file.is_dir():
+            what = "a model's folder" if (file / "config.json").exists() else "a folder"
+            raise UsageError(f"cannot read {file}: it is {what}; give a file")
     content = read_bytes(file, max_bytes)
     try:
         content = _unpacked(content, min(max_bytes, MAX_BYTES))
@@ -30,12 +32,6 @@ def content_of(path: str | Path, max_bytes: int) -> bytes:
         raise UsageError(f"cannot import {path}: {error}") from None
     content = content.removeprefix(BOM_UTF8)
     return _AFTER_HEADERS.split(content, 1)[-1] if content.startswith(b"HTTP/") else content
-
-
-def _refuse_folder(file: Path) -> None:
-    if file.is_dir():
-        what = "a model's folder" if (file / "config.json").exists() else "a folder"
-        raise UsageError(f"cannot read {file}: it is {what}; give a file")
 
 
 def _unpacked(content: bytes, most: int) -> bytes:

@@ -8,26 +8,25 @@ All rates are shares of all verifications, as if each had the longest draft. Sou
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.errors import UsageError, shown
-from specscope.engine.trace.events import Footer
-from specscope.engine.trace.trace import Trace
-from specscope.traces.facts.imported import Counts, Imported, origin
+from specscope.traces.facts.imported import Counts, origin
+from specscope.traces.facts.places import reached
 from specscope.traces.imports.request_trace import (
     LONGEST_DRAFT,
-    SUMMED,
     FileForm,
     histogram,
     is_object,
-    new_header,
+    sum_of,
     text,
     whole,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from specscope.engine.trace.trace import Trace
 
 SCHEMA = "1.0"
 _TOLERANCE = 2e-6
@@ -54,18 +53,8 @@ def _read(row: dict[str, Any]) -> Trace | None:
     if not sum(times):
         raise ValueError("the profile counts no verification")
     _check_rates(row, times, gamma)
-    counts = Counts(times, gamma * sum(times), gamma)
-    source = "a profile of Model Optimizer"
-    imported = Imported(source, SUMMED, counts)
-    header = new_header(
-        imported,
-        engine="Model Optimizer",
-        key=text(row, "method", 40),
-        content=row,
-        prompts=0,
-        model=_model(row),
-    )
-    return Trace(header, footer=Footer("done", (), (), 0))
+    counts, key = Counts(times, gamma * sum(times), gamma), text(row, "method", 40)
+    return sum_of("a profile of Model Optimizer", counts, "Model Optimizer", key, row, _model(row))
 
 
 def _check_rates(row: dict[str, Any], times: Sequence[int], gamma: int) -> None:
@@ -87,9 +76,8 @@ def marginal_rates(times: Sequence[int], gamma: int) -> list[float]:
 
     `times[a]` is the number of verifications that accepted a tokens.
     """
-    padded = [*times, *[0] * (gamma + 1 - len(times))]
-    reached = list(accumulate(reversed(padded)))[::-1]
-    return [number / reached[0] for number in reached[1 : gamma + 1]]
+    verifications, *accepted = reached(times, gamma)
+    return [number / verifications for number in accepted]
 
 
 def _model(row: dict[str, Any]) -> str:

@@ -104,11 +104,9 @@ def _read(row: dict[str, Any]) -> Trace | None:
     imported = Imported(f"a profile of {engine} by torch", _UNKNOWN)
     name, kind = ("cpu0", "cpu") if host else (DEVICE, "cuda")
     device = Device(name, "drafter+target", f"{'CPU' if host else 'GPU'} · drafter and target", kind)
-    header = new_header(imported, engine=engine, key="profile", content=work, prompts=0, devices=(device,))
-    trace = Trace(header)
-    trace.spans.extend(_spans(work, name))
-    trace.footer = Footer("done", (), (), max(span.end for span in trace.spans))
-    return trace
+    header = new_header(imported, engine=engine, key="profile", content=work, devices=(device,))
+    spans = _spans(work, name)
+    return Trace(header, spans=spans, footer=Footer("done", (), (), max(span.end for span in spans)))
 
 
 def _scopes(events: list[Any], category: str) -> list[_Scope]:

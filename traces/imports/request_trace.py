@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -33,6 +33,7 @@ SUMMED = (
     "order of the steps",
 )
 """What no sum of many requests holds."""
+LENGTHS = "draft length of each step"
 CHANCES = "p is that of the logits before temperature, top-k and top-p, as the server reports it"
 _PROMPT_LENGTHS = (
     ("usage", "prompt_tokens"),
@@ -148,14 +149,17 @@ def trace_of(request: FileRequest) -> Trace:
         prompt=request.prompt or (),
         model=request.model,
         created=request.created,
+        note=CHANCES if any(p is not None for _, p in pieces) else "",
     )
-    if any(p is not None for _, p in pieces):
-        header = replace(header, environment={**header.environment, "note": CHANCES})
-    trace = Trace(header)
-    for row in rows:
-        trace.add(row)
-    trace.footer = Footer("done", (request.reason,), (request.text,), 0)
-    return trace
+    return Trace.of([header, *rows, Footer("done", (request.reason,), (request.text,), 0)])
+
+
+def sum_of(source: str, counts: Counts, engine: str, key: str, content: Any, model: str = "") -> Trace:
+    """Return the trace of a file that sums up many requests."""
+    lengths = () if counts.gamma is not None else (LENGTHS,)
+    imported = Imported(source, (*SUMMED, *lengths), counts)
+    header = new_header(imported, engine=engine, key=key, content=content, model=model)
+    return Trace.of([header, Footer("done", (), (), 0)])
 
 
 def _rows(request: FileRequest) -> tuple[list[Row], list[str]]:
@@ -179,7 +183,7 @@ def _rows(request: FileRequest) -> tuple[list[Row], list[str]]:
 
 
 def _of_counts(counts: Counts) -> list[str]:
-    lengths = [] if counts.gamma is not None else ["draft length of each step"]
+    lengths = [] if counts.gamma is not None else [LENGTHS]
     return ["origin of each token", "order of the steps", *lengths]
 
 
@@ -221,11 +225,12 @@ def new_header(
     engine: str,
     key: str,
     content: Any,
-    prompts: int,
+    prompts: int = 0,
     prompt: tuple[int, ...] = (),
     model: str = "",
     created: float | None = None,
     devices: tuple[Device, ...] = (),
+    note: str = "",
 ) -> Header:
     """Return the header of an imported run; its `created` is empty if the file names no date.
 
@@ -249,7 +254,7 @@ def new_header(
         devices=devices,
         target_path=model,
         drafter_path="",
-        environment={"imported": imported.to_dict()},
+        environment={"imported": imported.to_dict(), **({"note": note} if note else {})},
     )
 
 
@@ -267,10 +272,15 @@ def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict)
 
 
-def known(row: Mapping[str, Any], names: Collection[str], what: str) -> None:
-    for name in row:
+def entry_of(value: Any, names: Collection[str], what: str, version: str = "") -> dict[str, Any]:
+    """Return an entry of a file, which is an object with no other fields than the names."""
+    if not is_object(value):
+        raise ValueError(f"{what} is no object")
+    for name in value:
         if name not in names:
-            raise ValueError(f"{what} has a field {shown(name)}; expected only {', '.join(sorted(names))}")
+            told = f"{what} ({version})" if version else what
+            raise ValueError(f"{told} has a field {shown(name)}; expected only {', '.join(sorted(names))}")
+    return value
 
 
 def whole(row: Mapping[str, Any], name: str, high: int = MOST_WHOLE) -> int:
@@ -327,6 +337,10 @@ def histogram(row: Mapping[str, Any], name: str, first: int = 0) -> tuple[int, .
             raise ValueError(f"{name} has the key {number} twice")
         times[number] = whole(values, key)
     return tuple(times.get(number, 0) for number in range(first, max(times, default=first - 1) + 1))
+
+
+def optional_number(row: Mapping[str, Any], name: str) -> float | None:
+    return None if row.get(name) is None else number(row, name)
 
 
 def number(row: Mapping[str, Any], name: str) -> float:

@@ -32,10 +32,11 @@ from specscope.traces.imports.request_trace import (
     FileForm,
     FileRequest,
     check_counts,
+    entry_of,
     histogram,
     is_object,
-    known,
     number,
+    optional_number,
     optional_whole,
     text,
     trace_of,
@@ -83,9 +84,7 @@ def _read_vllm(row: dict[str, Any], *, rows: bool = True) -> Trace | None:
     metrics = (row["metrics"] or {}).get("speculative_decoding")
     if metrics is None:
         return None
-    if not is_object(metrics):
-        raise ValueError("metrics.speculative_decoding is no object")
-    known(metrics, _COMMON, "metrics.speculative_decoding (vLLM 0.32)")
+    metrics = entry_of(metrics, _COMMON, "metrics.speculative_decoding", "vLLM 0.32")
     choice, total = _choice(row), _completion_tokens(row)
     ids = _ids(choice, "token_ids")
     if ids is not None and total is not None and len(ids) != total:
@@ -129,9 +128,8 @@ def _read_aiperf(row: dict[str, Any], *, rows: bool = True) -> Trace | None:
     entry = row.get("spec_decode_acceptance")
     if entry is None:
         return None
-    if not is_object(entry):
-        raise ValueError("spec_decode_acceptance is no object")
-    known(entry, {*_COMMON, *_OF_AIPERF}, "spec_decode_acceptance (AIPerf 0.12 and 0.13)")
+    names = {*_COMMON, *_OF_AIPERF}
+    entry = entry_of(entry, names, "spec_decode_acceptance", "AIPerf 0.12 and 0.13")
     times = histogram(entry, "acceptance_histogram")
     drafted = whole(entry, "num_draft_tokens")
     longest = optional_whole(entry, "num_spec_tokens", LONGEST_DRAFT)
@@ -165,7 +163,7 @@ def _read_sglang(row: dict[str, Any]) -> Trace | None:
         details = details[0]
     if not is_object(details):
         raise ValueError("sglext.spec_tokens_details is no object; expected a response with n = 1")
-    known(details, _OF_SGLANG, "sglext.spec_tokens_details")
+    entry_of(details, _OF_SGLANG, "sglext.spec_tokens_details")
     counts = Counts(
         wholes(details, "spec_correct_drafts_histogram", LONGEST_DRAFT + 1),
         whole(details, "spec_num_proposed_drafts"),
@@ -246,10 +244,8 @@ def _stated(metrics: dict[str, Any], tokens: int | None) -> dict[str, float]:
     `generation_time_ms` is from the first output token to the last, `mean_itl_ms` a token's part of
     it. vLLM's `tokens_per_second` counts the prefill, so it is left out.
     """
-    first, decode, mean = (
-        number(metrics, name) if metrics.get(name) is not None else None
-        for name in ("time_to_first_token_ms", "generation_time_ms", "mean_itl_ms")
-    )
+    names = ("time_to_first_token_ms", "generation_time_ms", "mean_itl_ms")
+    first, decode, mean = (optional_number(metrics, name) for name in names)
     if any(value is not None and not 0 <= value <= 1e12 for value in (first, decode, mean)):
         raise ValueError("a time in metrics is no time in milliseconds; expected 0 to 1e12")
     found = {"ttft_ms": first, "tpot_ms": mean}

@@ -153,9 +153,8 @@ def _trace(engine: str, answer: Answered, content: Any, *, timed: bool) -> Trace
         prompt=answer.told.prompt,
         model=answer.told.model.replace("\\", "/").rpartition("/")[2],
         devices=(device,) if timed else (),
+        note=UNCOUNTED if answer.told.drafted is None else "",
     )
-    if answer.told.drafted is None:
-        found.header = replace(found.header, environment={**found.header.environment, "note": UNCOUNTED})
     if found.footer is not None and not timed:
         found.footer = replace(found.footer, time=0)
     return found

@@ -13,24 +13,23 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specscope.engine.trace.events import Footer
-from specscope.engine.trace.trace import Trace
-from specscope.traces.facts.imported import Counts, Imported
+from specscope.traces.facts.imported import Counts
 from specscope.traces.imports.request_trace import (
     LONGEST_DRAFT,
-    SUMMED,
     FileForm,
     check_counts,
+    entry_of,
     is_object,
-    known,
-    new_header,
     number,
+    sum_of,
     whole,
     wholes,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from specscope.engine.trace.trace import Trace
 
 _FIELDS = (
     "num_spec_tokens",
@@ -59,10 +58,7 @@ def _read(rows: Sequence[dict[str, Any]]) -> Trace | None:
     if len(gammas) > 1:
         raise ValueError(f"num_spec_tokens is {gammas[0]} and {gammas[1]}; expected one number in a file")
     counts = _total(gammas[0], [counts for _, counts in found])
-    lengths = () if counts.gamma is not None else ("draft length of each step",)
-    imported = Imported("step statistics of vllm-vcr", (*SUMMED, *lengths), counts)
-    header = new_header(imported, engine="vLLM", key="vllm-vcr", content=rows, prompts=0)
-    return Trace(header, footer=Footer("done", (), (), 0))
+    return sum_of("step statistics of vllm-vcr", counts, "vLLM", "vllm-vcr", rows)
 
 
 def _step(line: int, row: dict[str, Any]) -> tuple[int, Counts] | None:
@@ -84,9 +80,7 @@ def _step(line: int, row: dict[str, Any]) -> tuple[int, Counts] | None:
 
 
 def _counts(stats: Any) -> tuple[int, Counts]:
-    if not is_object(stats):
-        raise ValueError("spec_decoding_stats is no object")
-    known(stats, _FIELDS, "spec_decoding_stats (vllm-vcr 0.2)")
+    stats = entry_of(stats, _FIELDS, "spec_decoding_stats", "vllm-vcr 0.2")
     gamma, drafts = whole(stats, "num_spec_tokens", LONGEST_DRAFT), whole(stats, "num_drafts")
     drafted = whole(stats, "num_draft_tokens")
     places = wholes(stats, "num_accepted_tokens_per_pos", LONGEST_DRAFT)

@@ -130,7 +130,7 @@ def formula_of(method: Method, used: Mapping[str, Any]) -> Kind | None:
     settings = method.settings()
     kind = kind_of(method.layout(method.configure(used)), {s.role for s in settings})
     changed = {s.role for s in settings if used.get(s.name, s.default) != s.default}
-    known = "schedule" not in changed and (
+    known = not changed & {"schedule", "cut"} and (
         kind == "turns" or changed <= {"length", "lookahead", "copies", "devices"}
     )
     return kind if known and method.length in used else None
@@ -187,7 +187,7 @@ def _others(method: Method, rates: RunRates, *, at_once: bool) -> Iterable[Advic
         simple = (
             layout.needs_drafter
             and "length" in roles
-            and (kind == "overlap" or roles <= {"length", "picks", "schedule"})
+            and (kind == "overlap" or roles <= {"length", "picks", "schedule", "cut"})
         )
         if other.key == method.key or kind is None or not simple or not (at_once or kind == "turns"):
             continue
@@ -203,8 +203,9 @@ def _lengths(
     chain = rates.draft and all(nodes <= 1 for nodes in rates.nodes)
     most = len(rates.nodes) if not chain else LONGEST * max(used[name], len(rates.nodes))
     least = int(setting.low or 1)
-    if kind == "servers" and rates.draft:
-        least = max(least, ceil(rates.forward(1) / rates.draft / max(1, used.get("sp", 1)) - 1e-9))
+    place = method.layout(method.configure(used)).arrangement
+    if kind == "servers" and rates.draft and isinstance(place, Separate):
+        least = max(least, ceil(rates.forward(1) / rates.draft / place.targets - 1e-9))
     return range(least, 1 + int(min(most, setting.high or most)))
 
 

@@ -194,7 +194,8 @@ def tests_of(trace: Trace) -> Iterator[Test]:
     A recorded loop that cuts its output reports the acceptances behind the cut, but not the
     rejections. Tests behind the cut are left out.
     """
-    header, temperature = trace.header, _temperature(trace.header)
+    header, told = trace.header, trace.header.sampling.get("temperature")
+    temperature = told if isinstance(told, int | float) else None
     recorded = origin(header) is not None
     for one in joined(trace).values():
         end = one.round.emitted if recorded and one.round else inf
@@ -256,8 +257,3 @@ def _of_best(p: float, others: Iterable[float]) -> tuple[float, float]:
     if p > known * (1 + TIE):
         return 1.0, 1.0
     return (0.0, 0.0) if rival is not None and rival > p * (1 + TIE) else _NOTHING
-
-
-def _temperature(header: Header) -> float | None:
-    found = header.sampling.get("temperature")
-    return found if isinstance(found, int | float) else None

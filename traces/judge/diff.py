@@ -17,6 +17,7 @@ from specscope.traces.facts import waiting
 from specscope.traces.facts.comparable import conditions, differences
 from specscope.traces.facts.imported import NO_TOKEN, is_foreign, is_timed
 from specscope.traces.facts.joined import joined
+from specscope.traces.judge.audit import TIE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import Commit, Device, Top
     from specscope.engine.trace.trace import Trace
 
-TIE, NEAR = 0.01, 0.25
-"""Difference of two logits up to which rounding decides, and up to which bfloat16 may."""
+NEAR = 0.25
+"""Difference of two logits up to which the rounding of bfloat16 may decide."""
 TINY = 1e-6
 """Least probability that is told from 0."""
 MOMENTS = 10
@@ -233,19 +234,15 @@ def diff(first: Trace, second: Trace) -> Diff:
                 f"run {trace.header.run_id} has no times: its file holds none; replay it with `specscope whatif`"
             )
     windows = [waiting.decode_window(trace) for trace in (first, second)]
-    until = [
-        [c.time - start for c in trace.commits]
-        for trace, (start, _) in zip((first, second), windows, strict=True)
-    ]
-    own = [
-        [c.time - start for c in _sequence(trace, 0)]
-        for trace, (start, _) in zip((first, second), windows, strict=True)
-    ]
+    begun = [(trace.commits, start) for trace, (start, _) in zip((first, second), windows, strict=True)]
+    until = [[c.time - start for c in commits] for commits, start in begun]
+    own = [[c.time - start for c in commits if c.sequence == 0] for commits, start in begun]
+    foreign = is_foreign(first.header) or is_foreign(second.header)
     longest = max(end - start for start, end in windows)
     moments = [longest * (i + 1) // MOMENTS for i in range(MOMENTS)]
     return Diff(
         (first.header.run_id, second.header.run_id),
-        tuple(_not_comparable(first, second)),
+        ("engine",) if foreign else tuple(differences(conditions([first]), conditions([second]))),
         (len(first.commits), len(second.commits)),
         (windows[0][1] - windows[0][0], windows[1][1] - windows[1][0]),
         tuple(_waterfalls(first, second)),
@@ -254,13 +251,6 @@ def diff(first: Trace, second: Trace) -> Diff:
         _first_difference(first, second),
         (waiting.prefilled(first, before=True), waiting.prefilled(second, before=True)),
     )
-
-
-def _not_comparable(first: Trace, second: Trace) -> list[str]:
-    if is_foreign(first.header) or is_foreign(second.header):
-        return ["engine"]
-    mine, theirs = conditions([first]), conditions([second])
-    return differences(mine, theirs)
 
 
 def _waterfalls(first: Trace, second: Trace) -> list[Waterfall]:
@@ -305,15 +295,11 @@ def _parts(trace: Trace) -> dict[str, dict[tuple[bool, str], int]]:
     return parts
 
 
-def _sequence(trace: Trace, sequence: int) -> list[Commit]:
-    return [c for c in trace.commits if c.sequence == sequence]
-
-
 def _first_difference(first: Trace, second: Trace) -> FirstDifference | None:
     count = max(len(first.header.prompts), len(second.header.prompts))
     greedy = all(trace.header.sampling.get("temperature") == 0 for trace in (first, second))
     for sequence in range(count):
-        rows = [_sequence(trace, sequence) for trace in (first, second)]
+        rows = [[c for c in trace.commits if c.sequence == sequence] for trace in (first, second)]
         for index, (mine, theirs) in enumerate(zip_longest(*rows)):
             ids = (mine.token if mine else None, theirs.token if theirs else None)
             if NO_TOKEN in ids:

@@ -42,18 +42,6 @@ Form = Callable[..., float]
 """(place, settings by name) -> speed-up; 0 for settings that do not go together."""
 
 
-def _turns(at: MapPlace, gamma: int) -> float:
-    return speculative_speedup(at.rate, gamma, at.c)
-
-
-def _overlapped(at: MapPlace, gamma: int) -> float:
-    return pearl_speedup(at.rate, gamma, at.c)
-
-
-def _cache(at: MapPlace, gamma: int, forks: int) -> float:
-    return ssd_speedup(at.rate, gamma, at.c, forks, at.misses)
-
-
 def _branches(at: MapPlace, gamma: int, length: int, branches: int, threshold: float) -> float:
     if branches * length > MOST_NODES:
         return 0.0
@@ -78,18 +66,14 @@ def _layers(at: MapPlace, gamma: int, devices: int, size: int = FITTED_SIZE) -> 
     return layer_parallel_speedup(at.rate, gamma, share, fuzzy * share)
 
 
-def _block(at: MapPlace, gamma: int) -> float:
-    return block_speedup(at.rate, gamma, at.c)
-
-
 FORMS: dict[str, Form] = {
-    "turns": _turns,
-    "overlapped": _overlapped,
-    "cache": _cache,
+    "turns": lambda at, gamma: speculative_speedup(at.rate, gamma, at.c),
+    "overlapped": lambda at, gamma: pearl_speedup(at.rate, gamma, at.c),
+    "cache": lambda at, gamma, forks: ssd_speedup(at.rate, gamma, at.c, forks, at.misses),
     "branches": _branches,
     "servers": _servers,
     "layers": _layers,
-    "block": _block,
+    "block": lambda at, gamma: block_speedup(at.rate, gamma, at.c),
 }
 
 

@@ -49,6 +49,10 @@ class Entrant(NamedTuple):
     def title(self) -> str:
         return find(self.key).title
 
+    def settings(self, share: int) -> dict[str, Any]:
+        """Return the settings that are not searched, with this value of `share`."""
+        return {**self.given, **({self.share: share} if self.share else {})}
+
     def shares(self, devices: int, target: int) -> int:
         """Return the value of `share` on so many devices, `target` for a target; 0: no room."""
         room = (devices - self.drafters) // target

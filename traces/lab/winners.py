@@ -140,8 +140,7 @@ def results(plan: MapPlan, c: int, rate: float, race: Race | None = None) -> Ite
 def _result(plan: MapPlan, entrant: Entrant, c: int, rate: float, shares: int, race: Race) -> Result:
     rates = plan.rate(entrant.key, rate)
     at, form = MapPlace(plan.profile, c, rates, plan.doubt, plan.misses), FORMS[entrant.form]
-    given = {**entrant.given, **({entrant.share: shares} if entrant.share else {})}
-    config = best_settings(form, at, given, entrant.search)
+    config = best_settings(form, at, entrant.settings(shares), entrant.search)
     runs = race(entrant.key, config)
     found = [speedup(measure(mine), measure(plain)) for mine, plain in runs]
     known = tuple(one for one in found if one is not None)

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from specscope.traces.facts.closed_forms import speculative_tokens
-from specscope.traces.papers.rows import Paper, TableCell, bisect, numbers
+from specscope.traces.facts.closed_forms import rate_of_tokens, speculative_tokens
+from specscope.traces.papers.rows import Paper, TableCell, numbers, parts, row_of
 
 _DATA = numbers("block")
 _QWEN_LAYERS, _GPT_OSS_LAYERS = 36, 24
@@ -34,26 +34,24 @@ def one_forward(layers: int) -> float:
 
 
 def _speed_up(cell: TableCell) -> float:
-    taus = _DATA[cell.line["item"]]["tau"][cell.row]
-    return taus[cell.table["columns"].index(cell.column)] / one_forward(cell.line["layers"])
+    return _row(cell.line["item"], "tau", cell.row)[cell.column] / one_forward(cell.line["layers"])
+
+
+def _row(item: str, part: str, row: str) -> dict[str, float]:
+    return row_of(dict(parts(_DATA[item]))[part], row)
 
 
 def _by_printed_steps(cell: TableCell) -> Mapping[str, float]:
-    table, (target, drafter) = _DATA["DFlash, Table 3"], _DATA["layers"][cell.row.partition(",")[0]]
-    plain = dict(zip(table["columns"], table["plain"][cell.row], strict=True))
+    item, (target, drafter) = "DFlash, Table 3", _DATA["layers"][cell.row.partition(",")[0]]
+    plain = _row(item, "plain", cell.row)
     verify, draft = _BLOCK * plain["1"] / plain[str(_BLOCK)], drafter / target
-    tau = table["tau"][cell.row]
+    tau = _DATA[item]["tau"][cell.row]
     return {"ours": tau / (verify + draft), "verify": verify, "draft": draft}
 
 
-def _rate(tokens: float, drafts: int) -> float:
-    return bisect(lambda rate: speculative_tokens(rate, drafts), tokens, 0, 1)
-
-
 def _shorter_block(cell: TableCell) -> float:
-    whole = _DATA["DFlash, Table 6"]
-    tokens = whole["tau"]["8 layers"][whole["columns"].index(cell.column)]
-    return speculative_tokens(_rate(tokens, _BLOCK - 1), _BLOCK // 2 - 1)
+    tokens = _row("DFlash, Table 6", "tau", "8 layers")[cell.column]
+    return speculative_tokens(rate_of_tokens(tokens, _BLOCK - 1), _BLOCK // 2 - 1)
 
 
 def _by_place(cell: TableCell, *, first: bool = False) -> Mapping[str, Any]:
@@ -94,7 +92,7 @@ PAPER = Paper(
         "by place": _by_place,
         "by the first place": lambda c: _by_place(c, first=True),
         "gain": _gain,
-        "longer draft": lambda c: speculative_tokens(_rate(c.others["K=3"], 3), 7),
+        "longer draft": lambda c: speculative_tokens(rate_of_tokens(c.others["K=3"], 3), 7),
         "over EAGLE-3": _over_eagle,
     },
 )

@@ -6,16 +6,24 @@ Where nothing is printed it is unknown. No speed-up is used for one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.simulate.roofline import PublishedModel
 from specscope.traces.advise.acceptance import MOST_RATE, UNKNOWN
-from specscope.traces.facts.closed_forms import pearl_tokens, rate_of_share, speculative_tokens
+from specscope.traces.facts.closed_forms import (
+    bisect,
+    pearl_tokens,
+    rate_of_share,
+    rate_of_tokens,
+    speculative_tokens,
+)
 from specscope.traces.papers import pearl_speeds
-from specscope.traces.papers.rows import bisect, numbers
+from specscope.traces.papers.outside import NANO, shapes_of
+from specscope.traces.papers.rows import numbers, parts, row_of
 
 _PARALLEL = numbers("parallel")
 _GAMMA = 5
@@ -39,7 +47,7 @@ class PublishedSpeeds(NamedTuple):
 
 def published(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
     """Yield what a source of `assets/papers/winners.toml` prints."""
-    yield from _SOURCES[source["key"]](source)
+    yield from _FORMULAS[source.get("formula", source["key"])](source)
 
 
 def _asked(latency: Latency, rate: float | None, **more: Any) -> dict[str, Any]:
@@ -60,25 +68,21 @@ def _apart(latency: Latency, rate: float | None) -> dict[str, Any]:
     return _asked(latency, rate, target_cards=cards, count=cards + 1)
 
 
-def _columns(table: Mapping[str, Any], row: str) -> dict[str, float]:
-    return dict(zip(table["columns"], table[row], strict=True))
-
-
 def _pearl(_: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
     data = numbers("pearl")
     keys = {"speculative": "Speculative Decoding", "pearl": "PEARL (ours)"}
     for pair in data["Table 1"]["columns"]:
-        found = {key: _columns(data["Table 1"], row)[pair] for key, row in keys.items()}
+        found = {key: row_of(data["Table 1"], row)[pair] for key, row in keys.items()}
         latency = pearl_speeds.latency(pair)
         plain = {1: latency.target.speed}
         yield PublishedSpeeds(f"{pair}, HumanEval", _apart(latency, _pearl_rate(pair)), {1: found}, plain)
-    columns = {"columns": data["Table 13"]["columns"]}
     means = {"llama-2-7-70, GSM8K and MGSM": data["Table 2"] | {"Ours": data["Table 2"]["PEARL (ours)"]}}
-    means["llama-2-7-70, MT-bench"] = data["Table 13"]["Llama 2 7B&70B"] | columns
-    means["llama-3.1-8-70, MT-bench"] = data["Table 13"]["Llama 3.1 8B&70B"] | columns
+    tables = dict(parts(data["Table 13"]))
+    means["llama-2-7-70, MT-bench"] = tables["Llama 2 7B&70B"]
+    means["llama-3.1-8-70, MT-bench"] = tables["Llama 3.1 8B&70B"]
     keys["pearl"] = "Ours"
     for name, table in means.items():
-        found = {key: _columns(table, row)["Avg."] for key, row in keys.items()}
+        found = {key: row_of(table, row)["Avg."] for key, row in keys.items()}
         latency = pearl_speeds.latency(name.partition(",")[0])
         yield PublishedSpeeds(name, _apart(latency, None), {1: found}, {})
 
@@ -94,7 +98,7 @@ def _pearl_rate(pair: str) -> float | None:
         return pearl_speeds.pair_of(pair).rate
     if pair not in data["Table 11"]["columns"]:
         return None
-    runs, gamma = [_columns(data["Table 11"], row)[pair] for row in _RUNS], data["windows"][pair]
+    runs, gamma = [row_of(data["Table 11"], row)[pair] for row in _RUNS], data["windows"][pair]
 
     def fewer(rate: float) -> float:
         return pearl_tokens(rate, gamma) / speculative_tokens(rate, gamma)
@@ -102,14 +106,12 @@ def _pearl_rate(pair: str) -> float | None:
     return bisect(fewer, runs[0] / runs[1], 0.8, MOST_RATE)
 
 
-def _easyspec(rows: Mapping[str, str]) -> Iterator[PublishedSpeeds]:
-    """Rates at which one of five levels is accepted as often as printed, from all `rows`."""
+def _easyspec(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
+    """Rates at which one of five levels is accepted as often as printed, from all methods."""
     profile, table = Profile.load("8xA100"), numbers("easyspec")["Table 2"]
     pairs = {"llama-3": "llama-3-8-70-tp8", "qwen2": "qwen2-7-72-tp8"}
-    for name, part in table.items():
-        if name == "columns":
-            continue
-        cells = {key: dict(zip(table["columns"], part[row], strict=True)) for key, row in rows.items()}
+    for name, part in parts(table):
+        cells = {key: row_of(part, row) for key, row in source["methods"].items()}
         rates = [min(MOST_RATE, rate_of_share(cell["alpha"], _GAMMA)) for cell in cells.values()]
         asked = _asked(profile.latency(pairs[name.partition(",")[0]]), None)
         asked["rates"] = min(rates), max(rates)
@@ -119,25 +121,21 @@ def _easyspec(rows: Mapping[str, str]) -> Iterator[PublishedSpeeds]:
 
 def _nano_pearl(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
     """Rates are 1 - 1 / MAT: the lowest and highest of a pair's batch sizes with a data set."""
-    outside, tables = numbers("outside"), dict[str, dict[int, Sequence[float]]]()
-    for name, row in outside["nano-PEARL, H200"].items():
-        if name != "columns":
-            start, _, batch = name.rpartition(", batch ")
-            tables.setdefault(start, {})[int(batch)] = row
-    for name, found in tables.items():
-        pair, data = name.split(", ")
-        family, _, models = pair.rpartition(" ")
-        drafter, target = (outside["shapes"][family][model] for model in models.split("/"))
-        rates = [1 - 1 / accepted for _, accepted, *_ in found.values()]
+    for (pair, data), group in groupby(NANO.values(), lambda row: (row.pair, row.data)):
+        rows = {row.batch: row for row in group}
+        drafter, target = shapes_of(pair)
+        rates = [1 - 1 / row.accepted for row in rows.values()]
         asked = {"target": target, "drafter": drafter, "rates": (min(rates), max(rates))}
         asked["context"] = source["contexts"][data]
-        speedups = {batch: {"pearl": row[0]} for batch, row in found.items()}
-        plain, longer = ({batch: row[i] for batch, row in found.items()} for i in (2, 3))
-        yield PublishedSpeeds(name, asked, speedups, plain, longer)
+        speedups = {batch: {"pearl": row.speedup} for batch, row in rows.items()}
+        plain = {batch: row.plain for batch, row in rows.items()}
+        longer = {batch: row.longer for batch, row in rows.items()}
+        yield PublishedSpeeds(f"{pair}, {data}", asked, speedups, plain, longer)
 
 
-def _ssd(table: str, family: str, target: str, drafter: str) -> Iterator[PublishedSpeeds]:
-    printed, rates = _PARALLEL[table], _ssd_rates(family)
+def _ssd(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
+    printed, rates = _PARALLEL[source["table"]], _ssd_rates(source["family"])
+    target, drafter = source["models"]
     for i, data in enumerate(printed["columns"]):
         plain = printed["plain"][i] if isinstance(printed["plain"], list) else printed["plain"]
         found = {"speculative": printed["SD"][i] / plain, "ssd": printed["SSD"][i] / plain}
@@ -152,13 +150,10 @@ def _ssd_rates(family: str) -> dict[str, float]:
     its speed.
     """
     known, gamma = _PARALLEL["rounds"][family], _PARALLEL["settings"]["SD"]
-    speeds = _columns(_PARALLEL[known["speeds"]], "SD")
-
-    def rate(tokens: float, drafts: int) -> float:
-        return bisect(lambda a: speculative_tokens(a, drafts), tokens, 0, 1)
-
-    tokens = speculative_tokens(rate(known["speed"] * known["ms"] / 1e3, known["gamma"]), gamma)
-    return {data: rate(tokens * speed / speeds[known["data"]], gamma) for data, speed in speeds.items()}
+    speeds = row_of(_PARALLEL[known["speeds"]], "SD")
+    rate = rate_of_tokens(known["speed"] * known["ms"] / 1e3, known["gamma"])
+    tokens = speculative_tokens(rate, gamma) / speeds[known["data"]]
+    return {data: rate_of_tokens(tokens * speed, gamma) for data, speed in speeds.items()}
 
 
 def _specbranch(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
@@ -168,17 +163,14 @@ def _specbranch(source: Mapping[str, Any]) -> Iterator[PublishedSpeeds]:
         for data in table["columns"]:
             known = key in numbers("pearl")["Table 7"]["columns"] and data == "HumanEval"
             asked = _apart(Profile.load(profile).latency(key), _pearl_rate(key) if known else None)
-            found = {method: _columns(table, f"{pair}, {row}")[data] for method, row in rows.items()}
+            found = {method: row_of(table, f"{pair}, {row}")[data] for method, row in rows.items()}
             yield PublishedSpeeds(f"{pair}, {data}", asked, {1: found}, {})
 
 
-_SOURCES = {
+_FORMULAS = {
     "pearl": _pearl,
-    "easyspec": lambda _: _easyspec({"speculative": "+tree", "easyspec": "EasySpec"}),
-    "easyspec-chains": lambda _: _easyspec({"speculative": "+sd"}),
+    "easyspec": _easyspec,
     "nano-pearl": _nano_pearl,
-    "ssd": lambda _: _ssd("SSD, speeds", "Llama 3", "llama-3.1-70b", "llama-3.2-1b"),
-    "ssd-qwen": lambda _: _ssd("SSD, Qwen3 speeds", "Qwen3", "qwen3-32b", "qwen3-0.6b"),
-    "ssd-again": lambda _: _ssd("SSD, reproduced speeds", "Qwen3", "qwen3-32b", "qwen3-0.6b"),
+    "ssd": _ssd,
     "specbranch": _specbranch,
 }

@@ -20,7 +20,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from fractions import Fraction
 from functools import cache, partial
 from math import ceil, floor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -111,52 +111,40 @@ def _slower_texts() -> int:
     )
 
 
-class Maps(NamedTuple):
-    """Times per token over (drafter latency, rate, lookahead), 100 x 101 x 200."""
+@cache
+def _times() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return times per token of DSI and SI, and what is feasible.
 
-    dsi: np.ndarray
-    si: np.ndarray
-    feasible: np.ndarray
+    Their axes are drafter latency, rate and lookahead: 100 x 101 x 200.
+    """
+    drafter, rate, lookahead = np.meshgrid(DRAFTER, RATE, LOOKAHEAD, indexing="ij", sparse=True)
+    allowed = np.broadcast_to(feasible(drafter, lookahead), (len(DRAFTER), len(RATE), len(LOOKAHEAD)))
+    return dsi_time(drafter, rate, lookahead), si_time(drafter, rate, lookahead), allowed
 
 
 @cache
-def _maps() -> Maps:
-    drafter, rate, lookahead = np.meshgrid(DRAFTER, RATE, LOOKAHEAD, indexing="ij", sparse=True)
-    allowed = np.broadcast_to(feasible(drafter, lookahead), (len(DRAFTER), len(RATE), len(LOOKAHEAD)))
-    return Maps(dsi_time(drafter, rate, lookahead), si_time(drafter, rate, lookahead), allowed)
-
-
-class Ratios(NamedTuple):
-    """Ratios of times over (drafter latency, rate); "best" is the faster of SI and non-SI.
+def _ratios(lookahead: int = 0) -> dict[str, np.ndarray]:
+    """Return ratios of times over (drafter latency, rate); "best" is the faster of SI and non-SI.
 
     Latencies for which seven servers do not suffice are left out.
     """
-
-    si_over_plain: np.ndarray
-    dsi_over_si: np.ndarray
-    dsi_over_plain: np.ndarray
-    dsi_over_best: np.ndarray
-
-
-@cache
-def heat_maps(lookahead: int = 0) -> Ratios:
-    maps = _maps()
+    dsi, si, allowed = _times()
     if lookahead:
-        fits = maps.feasible[:, 0, lookahead - 1]
-        si, dsi = maps.si[fits, :, lookahead - 1], maps.dsi[fits, :, lookahead - 1]
+        fits = allowed[:, 0, lookahead - 1]
+        si, dsi = si[fits, :, lookahead - 1], dsi[fits, :, lookahead - 1]
     else:
-        si = np.where(maps.feasible, maps.si, np.inf).min(2)
-        dsi = np.where(maps.feasible, maps.dsi, np.inf).min(2)
-    return Ratios(si, si / dsi, 1 / dsi, np.minimum(si, 1) / dsi)
+        si, dsi = (np.where(allowed, times, np.inf).min(2) for times in (si, dsi))
+    best = np.minimum(si, 1) / dsi
+    return {"si_over_plain": si, "dsi_over_si": si / dsi, "dsi_over_plain": 1 / dsi, "dsi_over_best": best}
 
 
 def _slower_configurations() -> int:
-    maps = _maps()
-    return int((maps.dsi > maps.si + 1e-9)[maps.feasible].sum())
+    dsi, si, allowed = _times()
+    return int((dsi > si + 1e-9)[allowed].sum())
 
 
 def _ratio(cell: TableCell) -> np.ndarray:
-    return getattr(heat_maps(cell.line.get("lookahead", 0)), cell.line["ratio"])
+    return _ratios(cell.line.get("lookahead", 0))[cell.line["ratio"]]
 
 
 def _pink_cells(cell: TableCell) -> int:
@@ -166,14 +154,14 @@ def _pink_cells(cell: TableCell) -> int:
 
 def _pictures(item: str) -> list[Heat]:
     """Return the figure's maps as speed-ups: the first algorithm's time over the second one's."""
-    maps = heat_maps(_LOOKAHEADS[item])
-    pictures = (
-        Heat("(a) speed-up of SI over non-SI", 1 / maps.si_over_plain),
-        Heat("(b) of DSI over SI", maps.dsi_over_si),
-        Heat("(c) of DSI over non-SI", maps.dsi_over_plain),
-        Heat("(d) of DSI over the better of both", maps.dsi_over_best),
-    )
-    return [*pictures[: 3 if _LOOKAHEADS[item] else 4]]
+    maps = _ratios(_LOOKAHEADS[item])
+    pictures = [
+        Heat("(a) speed-up of SI over non-SI", 1 / maps["si_over_plain"]),
+        Heat("(b) of DSI over SI", maps["dsi_over_si"]),
+        Heat("(c) of DSI over non-SI", maps["dsi_over_plain"]),
+        Heat("(d) of DSI over the better of both", maps["dsi_over_best"]),
+    ]
+    return pictures[: 3 if _LOOKAHEADS[item] else 4]
 
 
 def _share(cell: TableCell) -> float:

@@ -21,7 +21,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from specscope.engine.simulate.profile import Profile
-from specscope.traces.papers.rows import Paper, TableCell, bisect, numbers
+from specscope.traces.facts.closed_forms import rate_of_tokens, speculative_tokens
+from specscope.traces.papers.rows import Paper, TableCell, numbers, row_of
 
 _DATA = numbers("ems")
 _CONTEXT = 745
@@ -38,21 +39,19 @@ class Series(NamedTuple):
     model: str
     drafts: bool
     """Whether opt-125m drafts; else LLMA copies."""
-    batches: list[int]
-    greedy: list[float]
-    """In milliseconds."""
-    ours: list[float]
-    vanilla: list[float]
+    greedy: dict[int, float]
+    """Milliseconds of a step."""
+    ours: dict[int, float]
+    vanilla: dict[int, float]
 
     @property
     def most(self) -> int:
         """Most tokens of a step, and rows of a sample."""
         return 1 + (_DRAFTED if self.drafts else _COPIED)
 
-    def round_ms(self, at: int) -> float:
-        batch = self.batches[at]
+    def round_ms(self, batch: int) -> float:
         rows = _row_ms(self.model) * batch * (self.most - 1)
-        return self.greedy[at] + rows + (_DRAFTED * _draft_ms(self.model, batch) if self.drafts else 0)
+        return self.greedy[batch] + rows + (_DRAFTED * _draft_ms(self.model, batch) if self.drafts else 0)
 
 
 class SeriesFit(NamedTuple):
@@ -90,31 +89,26 @@ def step_ms(model: str, batch: int, rows: int = 1) -> float:
 
 def fit(series: Series) -> SeriesFit:
     """Return tokens and spread from the smallest batch and batch 8, and w from batch 8."""
-    at = series.batches.index(FIT)
-    first, last = (series.ours[i] * series.round_ms(i) / series.greedy[i] for i in (0, at))
-    begin, end = waiting(series.batches[0]), waiting(FIT)
+    least = min(series.ours)
+    first, last = (series.ours[n] * series.round_ms(n) / series.greedy[n] for n in (least, FIT))
+    begin, end = waiting(least), waiting(FIT)
     spread = max(0.0, (first - last) / (last * end - first * begin))
     tokens = first * (1 + spread * begin)
-    ratio = padding_ratio(accuracy_for(series, tokens), FIT, series.most)
-    more = (series.ours[at] / series.vanilla[at] - 1) * series.round_ms(at)
-    return SeriesFit(tokens, spread, more / (FIT * ratio))
+    more = (series.ours[FIT] / series.vanilla[FIT] - 1) * series.round_ms(FIT)
+    return SeriesFit(tokens, spread, more / (FIT * _ratio_at(series, tokens, FIT)))
 
 
-def predicted(series: Series, at: int) -> tuple[float, float]:
-    """Return the speed-ups of our method and of the vanilla method, at an index of `batches`."""
-    own, batch, time = fit(series), series.batches[at], series.round_ms(at)
-    ours = own.tokens * series.greedy[at] / time / (1 + own.spread * waiting(batch))
-    ratio = padding_ratio(accuracy_for(series, own.tokens), batch, series.most)
-    return ours, ours * time / (time + own.weight * batch * ratio)
+def predicted(series: Series, batch: int) -> tuple[float, float]:
+    """Return the speed-ups of our method and of the vanilla method at a batch size."""
+    own, time = fit(series), series.round_ms(batch)
+    ours = own.tokens * series.greedy[batch] / time / (1 + own.spread * waiting(batch))
+    return ours, ours * time / (time + own.weight * batch * _ratio_at(series, own.tokens, batch))
 
 
-def accuracy_for(series: Series, tokens: float) -> float:
-    return accuracy_of(min(tokens, series.most - 0.05), series.most)
-
-
-def mean_accepted(accuracy: float, most: int) -> float:
-    """Return the expected tokens of a sample in one step (equation 7)."""
-    return sum(accuracy**k for k in range(most))
+def _ratio_at(series: Series, tokens: float, batch: int) -> float:
+    """Return the padding ratio of samples with so many tokens in one step."""
+    accuracy = rate_of_tokens(min(tokens, series.most - 0.05), series.most - 1)
+    return padding_ratio(accuracy, batch, series.most)
 
 
 def largest_accepted(accuracy: float, batch: int, most: int) -> float:
@@ -123,12 +117,12 @@ def largest_accepted(accuracy: float, batch: int, most: int) -> float:
 
 
 def padding(accuracy: float, batch: int, most: int) -> float:
-    """Return the expected padding tokens of a sample (equation 9)."""
-    return largest_accepted(accuracy, batch, most) - mean_accepted(accuracy, most)
+    """Return the expected padding tokens of a sample: the largest number less the mean (9)."""
+    return largest_accepted(accuracy, batch, most) - speculative_tokens(accuracy, most - 1)
 
 
 def padding_ratio(accuracy: float, batch: int, most: int) -> float:
-    return padding(accuracy, batch, most) / mean_accepted(accuracy, most)
+    return padding(accuracy, batch, most) / speculative_tokens(accuracy, most - 1)
 
 
 def padding_share(accuracy: float, batch: int, most: int) -> float:
@@ -136,17 +130,14 @@ def padding_share(accuracy: float, batch: int, most: int) -> float:
     return padding(accuracy, batch, most) / largest_accepted(accuracy, batch, most)
 
 
-def accuracy_of(tokens: float, most: int) -> float:
-    return bisect(lambda p: mean_accepted(p, most), tokens, 0, 1)
-
-
 def _series(table: Mapping[str, Any], model: str, *, drafts: bool) -> Series:
-    greedy = table["Greedy Decoding"]
+    greedy = {int(batch): speed for batch, speed in row_of(table, "Greedy Decoding").items()}
     ours, vanilla = (
-        [a / b for a, b in zip(table[name], greedy, strict=True)] for name in ("Our Method", "Vanilla Method")
+        {batch: speed / greedy[batch] for batch, speed in zip(greedy, table[name], strict=True)}
+        for name in ("Our Method", "Vanilla Method")
     )
-    steps = [1e3 * batch / speed for batch, speed in zip(table["columns"], greedy, strict=True)]
-    return Series(model, drafts, list(table["columns"]), steps, ours, vanilla)
+    steps = {batch: 1e3 * batch / speed for batch, speed in greedy.items()}
+    return Series(model, drafts, steps, ours, vanilla)
 
 
 def _table_2_series() -> Series:
@@ -165,12 +156,11 @@ def _series_of(cell: TableCell) -> Series:
 
 def _speed_up(cell: TableCell, *, ours: bool) -> Mapping[str, Any]:
     series, name, batch = _series_of(cell), cell.part or "opt-6.7b", int(cell.column)
-    at = series.batches.index(batch)
     return {
-        "published": (series.ours if ours else series.vanilla)[at],
-        "ours": predicted(series, at)[0 if ours else 1],
+        "published": (series.ours if ours else series.vanilla)[batch],
+        "ours": predicted(series, batch)[0 if ours else 1],
         "why": name if name in _DATA["why"] else "other series",
-        "fitted": batch == FIT or (ours and at == 0),
+        "fitted": batch == FIT or (ours and batch == min(series.ours)),
     }
 
 
@@ -183,19 +173,18 @@ def _greedy(cell: TableCell) -> Mapping[str, Any]:
 def _step_at_2(cell: TableCell) -> float:
     """Return a step at batch 2 on the data of a cell, or of Table 5: other data add to it."""
     table = _DATA["Table 5"]["MT-Bench"] if "data" in cell.line else cell.table
-    return 2e3 / table["Greedy Decoding"][table["columns"].index(2)]
+    return 2e3 / row_of(table, "Greedy Decoding")["2"]
 
 
 @cache
 def ending(model: str) -> float:
     """Return the spread of a model's output lengths, from greedy decoding at batch 8."""
-    table = _DATA["Table 4"][model]
-    speed = table["Greedy Decoding"][table["columns"].index(FIT)]
+    speed = row_of(_DATA["Table 4"][model], "Greedy Decoding")[str(FIT)]
     return (1e3 * FIT / speed / step_ms(model, FIT) - 1) / waiting(FIT)
 
 
 def _fitted_ratio(series: Series, batch: int) -> float:
-    return padding_ratio(accuracy_for(series, fit(series).tokens), batch, series.most)
+    return _ratio_at(series, fit(series).tokens, batch)
 
 
 def _table_6_series(name: str) -> Series:
@@ -212,8 +201,8 @@ def _figure_4(cell: TableCell) -> float:
 
 def _accepted(step: int) -> list[int]:
     """Return the tokens that each sample of Table 1 accepts in a step."""
-    at = _DATA["Table 1"]["columns"].index(f"accept {step}")
-    return [_DATA["Table 1"][f"sample {number}"][at] for number in (0, 1)]
+    table = _DATA["Table 1"]
+    return [row_of(table, f"sample {number}")[f"accept {step}"] for number in (0, 1)]
 
 
 def _aligned(cell: TableCell, *, padding: bool = False) -> Mapping[str, Any]:
@@ -248,9 +237,7 @@ PAPER = Paper(
         "profile's step": _greedy,
         "step": _step_at_2,
         "padding ratio, %": lambda c: 100 * _fitted_ratio(_table_6_series(c.row), FIT),
-        "speed-up at batch 8": lambda c: round(
-            (series := _table_6_series(c.row)).ours[series.batches.index(FIT)], 2
-        ),
+        "speed-up at batch 8": lambda c: round(_table_6_series(c.row).ours[FIT], 2),
         "padding": lambda c: _aligned(c, padding=True),
         "start": _aligned,
         "aligned start": lambda c: sum(max(_accepted(step)) for step in range(1, int(c.row) + 1)),

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from specscope.engine.simulate.profile import Profile, profiles
+from specscope.engine.simulate.profile import Profile
 from specscope.engine.simulate.records import record
 from specscope.engine.simulate.roofline import Hardware, PublishedModel
-from specscope.engine.simulate.shapes import with_card, with_shape
-from specscope.traces.papers.rows import numbers
+from specscope.engine.simulate.shapes import with_card
+from specscope.traces.papers import pearl_speeds
+from specscope.traces.papers.outside import NANO, shaped, shapes_of
+from specscope.traces.papers.rows import numbers, row_of
 
 _DATA = numbers("forwards")
 
@@ -94,27 +96,15 @@ def _source(table: Mapping[str, Any]) -> ForwardTable:
     return ForwardTable(table["title"], table["why"], forwards)
 
 
-def _shape(table: Mapping[str, Any], gpus: int = 1) -> PublishedModel:
-    return PublishedModel(
-        **with_shape(table, "shape."), dtype="bfloat16", gpus=gpus, speed=1.0, split="tensor"
-    )
-
-
-def _pearl() -> dict[str, PublishedModel]:
-    names = [name for name in profiles() if name.startswith("pearl-")]
-    return {key: model for name in names for key, model in Profile.load(name).models.items()}
-
-
 def _pearl_speeds() -> Iterator[_Case]:
-    for model in _pearl().values():
+    for model in pearl_speeds.models().values():
         yield _Case(model.title, model, 1e3 / model.speed)
 
 
 def _pearl_steps() -> Iterator[_Case]:
     table = numbers("pearl")["Table 15"]
     for pair, draft, target in zip(table["columns"], table["draft"], table["target"], strict=True):
-        profile = next(p for p in map(Profile.load, profiles()) if pair in p.pairs)
-        latency = profile.latency(pair)
+        latency = pearl_speeds.latency(pair)
         gamma = round(latency.c)  # the paper's draft length
         assert latency.drafter is not None
         yield _Case(f"{pair}, a draft", latency.drafter, draft / gamma)
@@ -129,7 +119,7 @@ def _easyspec() -> Iterator[_Case]:
         latency = profile.latency(pair)
         model = latency.target if name.endswith(("70B", "72B")) else latency.drafter
         assert model is not None
-        for column, speed in zip(table["columns"], table[name], strict=True):
+        for column, speed in row_of(table, name).items():
             if speed == speed:  # one cell is empty
                 gpus = int(column.removeprefix("TP="))
                 yield _Case(f"{name}, {column}", replace(model, gpus=gpus), 1e3 / speed)
@@ -155,20 +145,15 @@ def _ems() -> Iterator[_Case]:
 
 
 def _nano(*, short: bool) -> Iterator[_Case]:
-    outside = numbers("outside")
-    for name, row in outside["nano-PEARL, H200"].items():
-        if name != "columns" and ("AIME" in name) == short:
-            pair, _, batch = name.split(", ")
-            family, _, models = pair.rpartition(" ")
-            shape, batch = outside["shapes"][family][models.split("/")[1]], int(batch.removeprefix("batch "))
-            yield _Case(name, _shape({"shape": shape}, gpus=2), 1e3 * batch / row[2], batch=batch)
+    for row in NANO.values():
+        if row.short == short:
+            yield _Case(row.name, shaped(shapes_of(row.pair)[1], gpus=2), row.step_ms, batch=row.batch)
 
 
 def _ssd() -> Iterator[_Case]:
     data = numbers("parallel")
     large, target, drafter = (
-        _shape({"shape": name}, gpus)
-        for name, gpus in (("llama-3.1-70b", 4), ("qwen3-32b", 4), ("qwen3-0.6b", 1))
+        shaped(name, gpus) for name, gpus in (("llama-3.1-70b", 4), ("qwen3-32b", 4), ("qwen3-0.6b", 1))
     )
     times = data["times"]
     yield _Case("SSD, Llama 3.1 70B, plain", large, 1e3 / data["SSD, speeds"]["plain"])
@@ -182,7 +167,7 @@ def _h200() -> Iterator[_Case]:
     data = _DATA["h200"]
     for engine, rows, ms in data["times"]:
         name = {"graphs": "static", "eager": "transformers"}[engine]
-        yield _Case(f"7B, {name}, {rows} rows", _shape(data["shape"]), ms, rows=rows, engine=engine)
+        yield _Case(f"7B, {name}, {rows} rows", shaped(data["shape"]), ms, rows=rows, engine=engine)
 
 
 _CASES = {

@@ -17,101 +17,102 @@ ArcticInference's speeds are not predicted: how often its texts repeat is not pr
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specscope.engine.heads.work import Work
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.simulate.roofline import PublishedModel
 from specscope.engine.simulate.shapes import with_shape
 from specscope.traces.facts.closed_forms import pearl_tokens
-from specscope.traces.papers.parallelspec import round_cost
+from specscope.traces.papers.parallelspec import CONTEXT, round_cost
 from specscope.traces.papers.rows import Paper, numbers
 
-_CONTEXT = 500
-"""Cached rows of a forward; a prompt of Spec-Bench with half of its answer."""
 _DATA = numbers("outside")
-_TABLE = _DATA["nano-PEARL, H200"]
-_PLAIN = 2
 _WIDEST = 32
-_SHORT = "AIME"
-"""The data with the shortest prompts."""
 _TARGET_GPUS = 2
 
 
-class RoundForwards(NamedTuple):
-    """Forwards of a round."""
-
-    drafts: int
-    heads: tuple[Work, ...]
-    rows: int
-
-
-SHAPES = {
-    "EAGLE": RoundForwards(0, (Work(1, 2),) * 5, 26),  # five levels of its tree of 25 nodes
-    "Hydra": RoundForwards(
-        0, tuple(Work(0, 2 * (i + 2)) for i in range(4)), 64
-    ),  # four heads, a tree of 63 nodes
-    "Medusa": RoundForwards(0, (Work(0, 5, 5),), 64),  # five heads, a tree of 63 nodes
-    "PLD": RoundForwards(0, (), 11),  # ten copied tokens
-    "SpS": RoundForwards(5, (), 6),  # five drafts
-    "Lookahead": RoundForwards(0, (), 57),  # window 7 and guess set 7, four rows each, and the last token
-}
-"""Rounds of Spec-Bench's methods, with the settings of ParallelSpec, section 5.1."""
-
-
 def profile_cost(method: str, profile: str) -> float:
-    latency, shape = Profile.load(profile).latency(), SHAPES[method]
-    drafting = shape.drafts * latency("drafter", 1, _CONTEXT)
-    heads = sum(latency.head(work, 1, _CONTEXT) for work in shape.heads)
-    verification = latency("target", shape.rows, _CONTEXT) + latency.sample_us
-    return (drafting + heads + verification) / latency("target", 1, _CONTEXT)
+    latency, shape = Profile.load(profile).latency(), _DATA["rounds"][method]
+    drafting = shape.get("drafts", 0) * latency("drafter", 1, CONTEXT)
+    heads = sum(latency.head(Work(*work), 1, CONTEXT) for work in shape.get("heads", ()))
+    verification = latency("target", shape["rows"], CONTEXT) + latency.sample_us
+    return (drafting + heads + verification) / latency("target", 1, CONTEXT)
+
+
+class NanoRow(NamedTuple):
+    """A row of nano-PEARL's table, by the words of its name and the numbers of its columns."""
+
+    name: str
+    pair: str
+    data: str
+    batch: int
+    speedup: float
+    accepted: float
+    plain: float
+    """Tokens per second of plain decoding."""
+    longer: float
+    """Tokens of PEARL's run over plain decoding's."""
+
+    @property
+    def short(self) -> bool:
+        """Whether the prompts are the shortest, so that hardly any time is prefill."""
+        return self.data == "AIME"
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds of a step of plain decoding, its part of the prefill included."""
+        return 1e3 * self.batch / self.plain
+
+
+def _nano_row(name: str, numbers_of: Iterable[float]) -> NanoRow:
+    pair, data, batch = name.split(", ")
+    return NanoRow(name, pair, data, int(batch.removeprefix("batch ")), *numbers_of)
+
+
+NANO = {name: _nano_row(name, row) for name, row in _DATA["nano-PEARL, H200"].items() if name != "columns"}
+_SHORT = {(row.pair, row.batch): row.step_ms for row in NANO.values() if row.short}
+
+
+def shapes_of(pair: str) -> list[str]:
+    """Return the shapes of a pair's drafter and target in `assets/shapes.toml`."""
+    family, _, names = pair.rpartition(" ")
+    return [_DATA["shapes"][family][name] for name in names.split("/")]
+
+
+def shaped(shape: str | Mapping[str, Any], gpus: int = 1, speed: float = 1.0) -> PublishedModel:
+    """Return a model of a shape, by its name or its sizes."""
+    sizes = with_shape({"shape": shape} if isinstance(shape, str) else shape, "shape.")
+    return PublishedModel(**sizes, dtype="bfloat16", gpus=gpus, speed=speed, split="tensor")
 
 
 def predicted(name: str) -> float:
     """Return the speed-up over plain decoding of a row of nano-PEARL's table, from its inputs."""
-    pair, data, batch = _parts(name)
-    _, accepted, plain, longer = _TABLE[name]
-    rate, step, whole = 1 - 1 / accepted, _step_ms(pair, batch), 1e3 * batch / plain
-    drafter = drafter_ms(pair)
+    row = NANO[name]
+    rate, step, drafter = 1 - 1 / row.accepted, _SHORT[row.pair, row.batch], drafter_ms(row.pair)
     gamma = max(1, round(step / drafter))
     post = rate / (1 + rate - rate**gamma)
-    more = batch * post * (gamma - 1)
-    together = max(gamma * drafter, step + more * row_ms(pair))
-    prefill = max(0.0, whole - step) if data != _SHORT else 0.0
-    return whole / (prefill / longer + together / pearl_tokens(rate, gamma))
-
-
-def _parts(name: str) -> tuple[str, str, int]:
-    pair, data, batch = name.split(", ")
-    return pair, data, int(batch.removeprefix("batch "))
-
-
-def _step_ms(pair: str, batch: int) -> float:
-    """Return plain decoding's milliseconds of a step, with hardly any prefill."""
-    return 1e3 * batch / _TABLE[f"{pair}, {_SHORT}, batch {batch}"][_PLAIN]
+    more = row.batch * post * (gamma - 1)
+    together = max(gamma * drafter, step + more * row_ms(row.pair))
+    prefill = 0.0 if row.short else max(0.0, row.step_ms - step)
+    return row.step_ms / (prefill / row.longer + together / pearl_tokens(rate, gamma))
 
 
 @cache
 def drafter_ms(pair: str) -> float:
     """Return the milliseconds of a drafter's forward: its roofline, and the target's launches."""
-    hardware = Profile.load("H200").hardware
-    family, _, names = pair.rpartition(" ")
-    drafter, target = names.split("/")
-    speed = 1e3 / _step_ms(pair, 1)
-    launch = _model(family, target, _TARGET_GPUS, speed).launch_us(hardware)
-    own = _model(family, drafter, 1, speed)
+    hardware, speed = Profile.load("H200").hardware, 1e3 / _SHORT[pair, 1]
+    drafter, target = shapes_of(pair)
+    launch = shaped(target, _TARGET_GPUS, speed).launch_us(hardware)
+    own = shaped(drafter, speed=speed)
     return (own.roofline_us(hardware, 1, 0) + own.layers * launch) / 1e3
 
 
 def row_ms(pair: str) -> float:
     """Return the milliseconds of a row more, from plain decoding at batch 1 and 32."""
-    return (_step_ms(pair, _WIDEST) - _step_ms(pair, 1)) / (_WIDEST - 1)
-
-
-def _model(family: str, name: str, gpus: int, speed: float) -> PublishedModel:
-    shape = with_shape({"shape": _DATA["shapes"][family][name]}, "")
-    return PublishedModel(**shape, dtype="bfloat16", gpus=gpus, speed=speed, split="tensor")
+    return (_SHORT[pair, _WIDEST] - _SHORT[pair, 1]) / (_WIDEST - 1)
 
 
 PAPER = Paper(

@@ -133,7 +133,7 @@ def _table(rows: Sequence[PaperRow]) -> str:
 
 
 def _line(row: PaperRow, number: str) -> str:
-    missed = " bad" if row.predicted and not row.hit else ""
+    missed = " bad" if row.missed else ""
     difference = "" if row.difference is None else f"{row.difference:+.1%}"
     kind = f"{row.kind}, {_STATES[row.group]}" if row.group in _STATES else row.kind
     return (
@@ -166,9 +166,7 @@ def charted(row: PaperRow) -> bool:
 
 def words(row: PaperRow) -> str:
     """Return a row's kind, and whether it is fitted, easy or missed, for the page's filters."""
-    state = (
-        "missed" if row.predicted and not row.hit else row.group if row.group in ("fitted", "easy") else ""
-    )
+    state = "missed" if row.missed else row.group if row.group in _STATES else ""
     return f"{row.kind} {state}".strip()
 
 
@@ -222,7 +220,7 @@ def _mark(
     (published, ours), (x, radius) = point, where
     printed = "nothing" if row.published is None else f"{row.published:.5g}"
     title = escape(f"{row.row}: published {printed}, ours {row.ours:.5g}")
-    state = "missed" if row.predicted and not row.hit else "ours"
+    state = "missed" if row.missed else "ours"
     dot = f'<circle class="{state}" cx="{x:.1f}" cy="{place(ours):.1f}" r="{radius * 0.7:.1f}"/>'
     if published is None:
         return f'<g data-is="{words(row)}"><title>{title}</title>{dot}</g>'

@@ -13,9 +13,9 @@ from statistics import fmean
 from typing import Any
 
 from specscope.engine.drafting.pace import MISSES
-from specscope.traces.facts.closed_forms import speculative_tokens, ssd_hit_rate
+from specscope.traces.facts.closed_forms import bisect, rate_of_tokens, speculative_tokens, ssd_hit_rate
 from specscope.traces.papers import pearl_speeds
-from specscope.traces.papers.rows import Paper, TableCell, bisect, numbers
+from specscope.traces.papers.rows import Paper, TableCell, numbers, row_of
 
 _DATA = numbers("parallel")
 _TIMES, _SETTINGS = _DATA["times"], _DATA["settings"]
@@ -34,7 +34,7 @@ def rate_of_sd(speed: float, verification: float) -> float:
     """Return the rate at which speculative decoding has a speed; the time is in milliseconds."""
     gamma = _SETTINGS["SD"]
     ms = verification + gamma * _TIMES["step"] + _TIMES["service"]
-    return bisect(lambda rate: 1e3 * speculative_tokens(rate, gamma) / ms, speed, 0, 1)
+    return rate_of_tokens(speed * ms / 1e3, gamma)
 
 
 @cache
@@ -45,8 +45,7 @@ def rate_of_reproduction() -> float:
 
 
 def _reproduced() -> dict[str, float]:
-    table = _DATA["SSD, reproduction"]
-    return dict(zip(table["columns"], table["tokens/s"], strict=True))
+    return row_of(_DATA["SSD, reproduction"], "tokens/s")
 
 
 def authors_verification() -> float:

@@ -20,8 +20,8 @@ import numpy as np
 
 from specscope.engine.heads.work import Work
 from specscope.engine.simulate.profile import Profile
-from specscope.traces.facts.closed_forms import speculative_tokens
-from specscope.traces.papers.rows import Paper, TableCell, bisect, numbers
+from specscope.traces.facts.closed_forms import rate_of_tokens, speculative_tokens
+from specscope.traces.papers.rows import Paper, TableCell, numbers
 
 _DATA = numbers("parallelspec")
 _TABLE, _CLAIMS = _DATA["Table 1"], _DATA["claims"]
@@ -29,7 +29,9 @@ _TAU, _AVERAGE = -1, -2
 _BASE, _COLD = "V 7B ", ", temperature 0.0"
 LEVELS = 5
 """Levels of a draft: the parallel group of section 5.1."""
-_ROUNDS, _CONTEXT = 20_000, 500
+CONTEXT = 500
+"""Cached rows of a forward; a prompt of Spec-Bench with half of its answer."""
+_ROUNDS = 20_000
 _HEADS = {
     "EAGLE": ((Work(1, 2), 1, LEVELS), (Work(1, 2), LEVELS, 1), 26),
     "Medusa": ((Work(0, LEVELS, LEVELS), 1, 1), (Work(1, 0), LEVELS, 1), 64),
@@ -67,17 +69,12 @@ def _improvement() -> float:
 def _tau_by_masks(masks: int) -> float:
     """Return tau with acceptance that falls with the distance."""
     tau = _TABLE[f"{_BASE}EAGLE +ParallelSpec{_COLD}"][_TAU]
-    rate = bisect(lambda a: speculative_tokens(a, _CLAIMS["group"]), tau, 0, 1)
-    return speculative_tokens(rate, masks + 1)
+    return speculative_tokens(rate_of_tokens(tau, _CLAIMS["group"]), masks + 1)
 
 
 def _time_by_lengths(cell: TableCell) -> float:
     base, own = cell.table["accepted"]
     return base / own * round_cost("Medusa +ParallelSpec") / round_cost("Medusa")
-
-
-def rate_for(tau: float) -> float:
-    return bisect(lambda rate: speculative_tokens(rate, LEVELS), tau, 0, 1)
 
 
 def accepted_length(rates: Sequence[float]) -> float:
@@ -89,16 +86,16 @@ def accepted_length(rates: Sequence[float]) -> float:
 def stub_round_cost(method: str, *, parallel: bool) -> float:
     latency, shapes = Profile.load("A100-40G").latency(), _HEADS[method]
     work, width, forwards = shapes[1] if parallel else shapes[0]
-    drafting = forwards * latency.head(work, width, _CONTEXT)
-    verification = latency("target", shapes[2], _CONTEXT) + latency.sample_us
-    return (drafting + verification) / latency("target", 1, _CONTEXT)
+    drafting = forwards * latency.head(work, width, CONTEXT)
+    verification = latency("target", shapes[2], CONTEXT) + latency.sample_us
+    return (drafting + verification) / latency("target", 1, CONTEXT)
 
 
 def _stub(cell: TableCell, kind: int, *, parallel: bool) -> Mapping[str, Any]:
     """Return tau or the speed-up of a row of Table 1, drawn and printed; a cell is a method's."""
     method = f"{cell.part} +ParallelSpec" if parallel else cell.part
     name = f"{cell.column} {method}, temperature {cell.row}"
-    ours = accepted_length([rate_for(_TABLE[name][_TAU])] * LEVELS)
+    ours = accepted_length([rate_of_tokens(_TABLE[name][_TAU], LEVELS)] * LEVELS)
     if kind == _AVERAGE:
         ours /= stub_round_cost(cell.part, parallel=parallel)
     return {"full": name, "published": _TABLE[name][kind], "ours": ours, "rounds": _ROUNDS}

@@ -6,35 +6,17 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
-from specscope.engine.simulate.profile import Profile, profiles
 from specscope.traces.facts.closed_forms import pearl_tokens, speculative_tokens
-from specscope.traces.papers.pearl_speeds import (
-    PublishedPair,
-    assisted,
-    at_printed_gamma,
-    best_gamma,
-    best_speculative,
-    latency,
-    most_varying,
-    pair_of,
-    pearl,
-    pearl_varying,
-    pipeline,
-    runs_of_mean,
-    runs_of_speed,
-    speculative,
-    together,
-    without_post_verify,
-    without_pre_verify,
-)
-from specscope.traces.papers.rows import Paper, TableCell, cells, numbers
+from specscope.traces.papers import pearl_speeds as speeds
+from specscope.traces.papers.pearl_speeds import PublishedPair, latency, pair_of
+from specscope.traces.papers.rows import Paper, TableCell, numbers, row_of
 
 _DATA = numbers("pearl")
 _SD = "Speculative Decoding"
 _WAYS = {
-    "PEARL w/o pre-verify": without_pre_verify,
-    "PEARL w/o post-verify": without_post_verify,
-    "PEARL": pearl,
+    "PEARL w/o pre-verify": speeds.without_pre_verify,
+    "PEARL w/o post-verify": speeds.without_post_verify,
+    "PEARL": speeds.pearl,
 }
 _FITS = {"HumanEval": ("Table 1", 2), "GSM8K": ("Table 2", 0), "MT-Bench": ("Table 3", -1)}
 """Speculative decoding's speed-up on the data of Table 6: table and column."""
@@ -48,16 +30,16 @@ def _llama(cell: TableCell) -> tuple[str, float]:
 def _mean(cell: TableCell) -> Mapping[str, Any]:
     pair = pair_of(*_llama(cell))
     name = f"{cell.part} {_SD}".strip()
-    return {"ours": best_speculative(pair) if cell.row == _SD else pearl(pair), "mean": name}
+    return {"ours": speeds.best_speculative(pair) if cell.row == _SD else speeds.pearl(pair), "mean": name}
 
 
 def _varying(pair: PublishedPair, speed_up: float) -> float:
-    return pearl_varying(pair, runs_of_speed(pair, speed_up))
+    return speeds.pearl_varying(pair, speeds.runs_of_speed(pair, speed_up))
 
 
 def _run(pair: str) -> float:
     """Return the mean run of accepted tokens, which Table 7 prints."""
-    return next(cell.number or 0.0 for cell in cells(_DATA["Table 7"], "Ours") if cell.column == pair)
+    return row_of(_DATA["Table 7"], "Ours")[pair]
 
 
 def _ablation(cell: TableCell) -> float:
@@ -68,11 +50,14 @@ def _ablation(cell: TableCell) -> float:
 def _of_data(cell: TableCell) -> Mapping[str, Any]:
     table, at = _FITS[cell.column]
     pair = pair_of("llama-2-7-70", float(_DATA[table][_SD][at]))
-    return {"ours": pearl(pair, int(cell.row)) * 1e3 / pair.target, "table": table}
+    return {"ours": speeds.pearl(pair, int(cell.row)) * 1e3 / pair.target, "table": table}
 
 
 def _competition(cell: TableCell) -> Mapping[str, Any]:
-    return {"published": (cell.number or 0.0) / cell.column_of("separate"), "ours": pipeline(cell.part)}
+    return {
+        "published": (cell.number or 0.0) / cell.column_of("separate"),
+        "ours": speeds.pipeline(cell.part),
+    }
 
 
 def _ratio_of_runs(cell: TableCell) -> float:
@@ -94,8 +79,8 @@ def _part_of_a_step(cell: TableCell) -> float:
 def _idle(cell: TableCell) -> float:
     """Return the target's idle share, which shows Figure 1's claim that waiting ends."""
     pair = pair_of(cell.row)
-    serial = best_gamma(cell.row) * pair.drafter + pair.target + pair.step
-    return 1 - pair.target / (serial if cell.column == "SD" else together(pair, pair.window))
+    serial = speeds.best_gamma(cell.row) * pair.drafter + pair.target + pair.step
+    return 1 - pair.target / (serial if cell.column == "SD" else speeds.together(pair, pair.window))
 
 
 class PearlStep(NamedTuple):
@@ -137,30 +122,29 @@ def _over_nvlink(cell: TableCell) -> float:
     return round(cell.table["kv_gb"] / latency("llama-3.1-8-70").hardware.link_gb_s * 1e3, 2)
 
 
-def _speeds() -> dict[str, float]:
-    own = [Profile.load(name).models for name in profiles() if name.startswith("pearl-")]
-    return {name: model.speed for models in own for name, model in models.items()}
-
-
 def _at_gamma(pair: PublishedPair, gamma: str, *, plain: bool = False) -> float:
-    return (speculative if plain else pearl)(pair, int(gamma)) * 1e3 / pair.target
+    return (speeds.speculative if plain else speeds.pearl)(pair, int(gamma)) * 1e3 / pair.target
 
 
 PAPER = Paper(
     "pearl",
     {
-        "speculative": lambda c: at_printed_gamma(pair_of(c.column), c.column),
-        "assisted": lambda c: assisted(pair_of(c.column)),
-        "PEARL": lambda c: pearl(pair_of(c.column)),
-        "varying, mean run": lambda c: pearl_varying(pair_of(c.column), runs_of_mean(_run(c.column))),
-        "most, mean run": lambda c: most_varying(pair_of(c.column), _run(c.column)),
+        "speculative": lambda c: speeds.at_printed_gamma(pair_of(c.column), c.column),
+        "assisted": lambda c: speeds.assisted(pair_of(c.column)),
+        "PEARL": lambda c: speeds.pearl(pair_of(c.column)),
+        "varying, mean run": lambda c: speeds.pearl_varying(
+            pair_of(c.column), speeds.runs_of_mean(_run(c.column))
+        ),
+        "most, mean run": lambda c: speeds.most_varying(pair_of(c.column), _run(c.column)),
         "varying, speed-up": lambda c: _varying(pair_of(c.column), c.column_of(_SD)),
         "mean": _mean,
         "varying, mean": lambda c: _varying(pair_of(_llama(c)[0]), _llama(c)[1]),
         "ablation": _ablation,
         "tokens/s at gamma": lambda c: _at_gamma(pair_of(c.column), c.row),
         "tokens/s of the data": _of_data,
-        "accepted by SD": lambda c: speculative_tokens(pair_of(c.column).rate, best_gamma(c.column)) - 1,
+        "accepted by SD": lambda c: (
+            speculative_tokens(pair_of(c.column).rate, speeds.best_gamma(c.column)) - 1
+        ),
         "accepted by PEARL": lambda c: pair_of(c.column).rate / (1 - pair_of(c.column).rate),
         "pipeline": _competition,
         "step of Table 9": lambda c: _table_9(c).added,
@@ -168,7 +152,7 @@ PAPER = Paper(
             "published": c.column_of("post"),
             "ours": _table_9(c).post,
         },
-        "profile's speed": lambda c: _speeds()[c.column],
+        "profile's speed": lambda c: speeds.models()[c.column].speed,
         "window": lambda c: pair_of(c.row).window,
         "draft runs": lambda c: pair_of(c.column).window * c.column_of(c.row.replace("Draft", "Target")),
         "ratio of runs": _ratio_of_runs,

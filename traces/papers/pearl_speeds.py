@@ -21,8 +21,9 @@ import numpy as np
 
 from specscope.engine.simulate.latency import Latency
 from specscope.engine.simulate.profile import Profile, profiles
-from specscope.traces.facts.closed_forms import pearl_tokens, speculative_tokens
-from specscope.traces.papers.rows import bisect, numbers
+from specscope.engine.simulate.roofline import PublishedModel
+from specscope.traces.facts.closed_forms import bisect, pearl_tokens, speculative_tokens
+from specscope.traces.papers.rows import numbers, row_of
 
 _DATA = numbers("pearl")
 _LONGEST = 64
@@ -47,12 +48,17 @@ class PublishedPair(NamedTuple):
         return round(self.c)
 
 
+def _profiles() -> list[Profile]:
+    return [Profile.load(name) for name in profiles() if name.startswith("pearl-")]
+
+
+def models() -> dict[str, PublishedModel]:
+    return {name: model for profile in _profiles() for name, model in profile.models.items()}
+
+
 @cache
 def latency(pair: str) -> Latency:
-    for name in profiles():
-        if name.startswith("pearl-") and pair in (profile := Profile.load(name)).pairs:
-            return profile.latency(pair)
-    raise KeyError(pair)
+    return next(profile.latency(pair) for profile in _profiles() if pair in profile.pairs)
 
 
 @cache
@@ -64,11 +70,10 @@ def pair_of(name: str, speed_up: float | None = None) -> PublishedPair:
     pair = PublishedPair(1e3 / times.target.speed, 1e3 / times.drafter.speed, step, 0.0)
     table = _DATA["Table 7"]
     if speed_up is None and name in table["columns"]:
-        run = table["Ours"][table["columns"].index(name)]
+        run = row_of(table, "Ours")[name]
         return pair._replace(rate=run / (1 + run))
     if speed_up is None:
-        first = _DATA["Table 1"]
-        speed_up = float(first["Speculative Decoding"][first["columns"].index(name)])
+        speed_up = float(row_of(_DATA["Table 1"], "Speculative Decoding")[name])
     return pair._replace(rate=bisect(lambda a: best_speculative(pair._replace(rate=a)), speed_up, 0, 1))
 
 

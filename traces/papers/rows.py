@@ -80,8 +80,11 @@ class PaperRow:
     def hit(self) -> bool:
         return self.difference is not None and abs(self.difference) <= WITHIN
 
+    @property
+    def missed(self) -> bool:
+        return self.predicted and not self.hit
+
     def to_dict(self) -> dict[str, Any]:
-        missed = self.predicted and not self.hit
         return {
             "paper": self.paper,
             "item": self.item,
@@ -90,7 +93,7 @@ class PaperRow:
             "ours": None if self.ours is None else _rounded(self.ours),
             "difference": None if self.difference is None else _rounded(self.difference),
             "kind": self.kind,
-            "assumption": f"{self.assumption} Missed: {self.reason}" if missed else self.assumption,
+            "assumption": f"{self.assumption} Missed: {self.reason}" if self.missed else self.assumption,
             "fitted": self.fitted,
             "easy": self.easy,
         }
@@ -123,12 +126,11 @@ class TableCell:
     @property
     def others(self) -> dict[str, float]:
         """The numbers of its row, by column."""
-        numbers = self.table[self.row] if self.column and self.row in self.table else []
-        return dict(zip(map(str, self.table["columns"]), numbers, strict=True)) if numbers else {}
+        return row_of(self.table, self.row) if self.column and self.row in self.table else {}
 
     def column_of(self, row: str) -> float:
         """Return the number of another row in its column."""
-        return self.table[row][[*map(str, self.table["columns"])].index(self.column)]
+        return row_of(self.table, row)[self.column]
 
 
 Formula = Callable[[TableCell], float | Mapping[str, Any] | None]
@@ -231,6 +233,11 @@ def numbers(key: str) -> dict[str, Any]:
     return tomllib.loads((FOLDER / f"{key}.toml").read_text(encoding="utf-8"))
 
 
+def row_of(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the numbers of a table's row by column."""
+    return dict(zip(map(str, table["columns"]), table[name], strict=True))
+
+
 def cells(table: Mapping[str, Any], *names: str, part: str = "") -> Iterator[TableCell]:
     """Yield the numbers of a table's rows, by default of all. Empty cells are nan."""
     for name in names or table:
@@ -238,9 +245,9 @@ def cells(table: Mapping[str, Any], *names: str, part: str = "") -> Iterator[Tab
         if isinstance(values, (int, float)):
             yield TableCell(part, name, "", values, table)
         elif name != "columns" and isinstance(values, list) and isinstance(values[0], (int, float)):
-            for column, number in zip(table["columns"], values, strict=True):
+            for column, number in row_of(table, name).items():
                 if not math.isnan(number):
-                    yield TableCell(part, name, str(column), number, table)
+                    yield TableCell(part, name, column, number, table)
 
 
 def _source(line: Mapping[str, Any], item: str) -> str:
@@ -261,14 +268,6 @@ def _own_cells(line: Mapping[str, Any]) -> Iterator[TableCell]:
         for place in product(*line["over"]):
             *part, row, column = [*map(str, place), *[""] * (len(place) == 1)]
             yield TableCell("".join(part), row, column, None, {})
-
-
-def bisect(function: Callable[[float], float], wanted: float, low: float, high: float) -> float:
-    """Return where an increasing function has a value; a bound if the value is outside."""
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if function(middle) < wanted else (low, middle)
-    return low
 
 
 def _rounded(number: float) -> float:

@@ -27,7 +27,7 @@ class Trust:
 
     @property
     def missed(self) -> list[PaperRow]:
-        return [row for row in self.predicted if not row.hit]
+        return [row for row in self.rows if row.missed]
 
     @property
     def share(self) -> float:

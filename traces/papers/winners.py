@@ -7,7 +7,7 @@ model of its engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -117,13 +117,11 @@ class WinnerTable:
         return f"{self.title:76}{named:>12}{inside:>13}{self.width:>8.2f}{self.error:>8.0%}"
 
 
-def winner_tables(keys: Iterable[str] = ()) -> Iterator[WinnerTable]:
-    """Yield the sources with their rows, each as soon as it is computed; all without keys."""
-    chosen = set(keys)
+def winner_tables() -> Iterator[WinnerTable]:
+    """Yield the sources with their rows, each as soon as it is computed."""
     for source in numbers("winners")["sources"]:
-        if not chosen or source["key"] in chosen:
-            rows = (row for one in published(source) for row in compared(source, one))
-            yield WinnerTable(source["title"], source["why"], tuple(rows))
+        rows = (row for one in published(source) for row in compared(source, one))
+        yield WinnerTable(source["title"], source["why"], tuple(rows))
 
 
 def compared(source: Mapping[str, Any], one: PublishedSpeeds) -> Iterator[WinnerRow]:

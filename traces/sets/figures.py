@@ -138,6 +138,7 @@ def view_of(name: str, members: Sequence[SetMember]) -> SetView:
     rows = counted(members, steps=steps)
     lengths = sorted(row.length for row in rows)
     longest = [m.longest for m in members if m.longest]
+    named = [m.same for m in members if m.same is not None]
     shares = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
     worst, best = _named(rows)
     return {
@@ -146,8 +147,8 @@ def view_of(name: str, members: Sequence[SetMember]) -> SetView:
         "setting": dict(members[0].setting),
         "members": len(members),
         "without": sum(m.accepted is None or (m.steps if steps else m.drafts) is None for m in members),
-        "plain": sum(_drafted_nothing(m) for m in members),
-        "repeated": _repeated(members),
+        "plain": sum(m.accepted is not None and 0 in (m.drafted, m.drafts) for m in members),
+        "repeated": len(named) - len({*named}),
         "unfinished": sum(not m.done for m in members),
         "by_steps": steps,
         "longest": (min(longest), max(longest)) if longest else None,
@@ -289,15 +290,6 @@ def _moment(members: Sequence[SetMember], span: float) -> str:
             "%d %b %H:%M" if span > 86400 else "%H:%M:%S"
         )
     return first.name if first.noun == "window" else f"{first.start:,.0f} s"
-
-
-def _drafted_nothing(member: SetMember) -> bool:
-    return member.accepted is not None and (member.drafted == 0 or member.drafts == 0)
-
-
-def _repeated(members: Sequence[SetMember]) -> int:
-    known = [m.same for m in members if m.same is not None]
-    return len(known) - len(set(known))
 
 
 def _named(rows: Sequence[Counted]) -> tuple[list[One], list[One]]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from specscope.engine.methods import METHODS
 from specscope.engine.sampling.draws import TOP
 from specscope.traces.facts.places import has_trees
 from specscope.traces.whatif.rules import FIRST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from specscope.engine.trace.events import Decision
+    from specscope.engine.trace.events import Decision, Header
     from specscope.engine.trace.trace import Trace
     from specscope.traces.whatif.recording import RecordedRun
     from specscope.traces.whatif.script import Script
@@ -114,7 +115,7 @@ def _drawn(script: Script, replay: Trace, untested: int) -> Iterator[str]:
         yield (
             f"Drawn at the recorded rates: {untested} tests, of tokens for which the run tested no draft of its drafter."
         )
-    if bounds(replay.header.config) and script.drawn:
+    if bounds(replay.header) and script.drawn:
         yield f"Drawn from the recorded q: how sure the drafter is of {len(script.drawn)} tokens."
     if has_trees(replay.decisions) or (replay.forks and not recording.own):
         yield (
@@ -123,6 +124,7 @@ def _drawn(script: Script, replay: Trace, untested: int) -> Iterator[str]:
         )
 
 
-def bounds(config: Mapping[str, Any]) -> list[str]:
-    """Return the settings that end a draft at an uncertain token."""
-    return [name for name in ("confidence", "threshold") if config.get(name)]
+def bounds(header: Header) -> list[str]:
+    """Return the settings that end a replay's drafts at an uncertain token."""
+    settings = METHODS[header.method].settings()
+    return [s.name for s in settings if s.role in ("cut", "doubt") and header.config.get(s.name)]

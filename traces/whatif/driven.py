@@ -48,7 +48,7 @@ def check_drafts(recording: RecordedRun, replay: Trace) -> None:
             f"{title} drafts n-grams that the models write beside the text; {recording.name} has only the text: "
             "choose another method"
         )
-    ends = bounds(replay.header.config)
+    ends = bounds(replay.header)
     if ends and not any(test.q for output in recording.outputs for test in output.tests.values()):
         raise UsageError(
             f"{title} ends a draft at an uncertain token, and {recording.name} has no probabilities of its drafts: "

@@ -119,7 +119,7 @@ def _what_if(trace: Trace, change: Change, profile: Profile, pair: str | None) -
         check_method(recording, method, config)
     if kept and not same:
         check_times(trace, layout)
-    script = script_of(recording, largest="threshold" in config)
+    script = script_of(recording, method)
     with specscope.open(
         script.pair, runtime="virtual", profile=profile, profile_pair=pair, tokens=script.tokens
     ) as cluster:
@@ -150,7 +150,7 @@ def replayed(
     method = find(key)
     recording = read(trace, way_of(method.configure(config)))
     check_method(recording, method, config)
-    script = script_of(recording, largest="threshold" in config, context=context)
+    script = script_of(recording, method, context)
     with specscope.open(script.pair, runtime="virtual", profile=profile, tokens=script.tokens) as cluster:
         replay = _replay(script, cluster, method, config)
     found = outcome(script, replay)
@@ -196,7 +196,7 @@ def method_of(trace: Trace, change: Change) -> tuple[Method, dict[str, Any]]:
     if method.key == header.method:
         config = {**header.config, **header.environment.get("open", {}), **config}
     elif not known and not change.method:
-        config = {"gamma": min(32, max(1, longest_draft(trace))), **config}
+        config = {method.length: min(32, max(1, longest_draft(trace))), **config}
     return method, config
 
 

@@ -23,8 +23,9 @@ from specscope.traces.facts.imported import NO_TOKEN, UNKNOWN_TEXT
 from specscope.traces.facts.joined import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from specscope.engine.methods import Method
     from specscope.engine.trace.events import Top
     from specscope.traces.facts.joined import JoinedRound
     from specscope.traces.whatif.recording import RecordedOutput, RecordedRun
@@ -145,13 +146,14 @@ class Script:
         return replace(d, token=token, **kept)
 
 
-def script_of(recording: RecordedRun, *, largest: bool = False, context: int = 0) -> Script:
-    """Return the script of a recording.
+def script_of(recording: RecordedRun, method: Method, context: int = 0) -> Script:
+    """Return the script of a recording for a method.
 
-    How sure the drafter is, is its draft's q; with `largest` its largest probability. Prompts have
-    so many tokens of context, the recorded ones if 0.
+    How sure the drafter is, is its draft's q, or its largest probability where the method asks for
+    that. Prompts have so many tokens of context, the recorded ones if 0.
     """
     header = recording.trace.header
+    largest = any(setting.role == "doubt" for setting in method.settings())
     fresh = count(_END + 1)
     numbers: defaultdict[int, int] = defaultdict(fresh.__next__)
 
@@ -233,20 +235,12 @@ def _certainty(d: Decision, *, largest: bool) -> float | None:
     return d.top_q[0][1] if largest and d.top_q else d.q
 
 
-def _unknown_text(token: int) -> str:  # noqa: ARG001 - the call of a tokenizer
-    return UNKNOWN_TEXT
-
-
-def _no_text(ids: Sequence[int], **options: Any) -> str:  # noqa: ARG001 - the call of a tokenizer
-    return ""
-
-
 NO_TEXTS: Any = SimpleNamespace(
     added_tokens_decoder={},
     all_special_ids=(),
     backend_tokenizer=SimpleNamespace(decoder=None),
     clean_up_tokenization_spaces=False,
-    convert_ids_to_tokens=_unknown_text,
-    decode=_no_text,
+    convert_ids_to_tokens=lambda _: UNKNOWN_TEXT,
+    decode=lambda *_, **__: "",
 )
 """A tokenizer without texts: the texts of a replay are the recorded ones."""

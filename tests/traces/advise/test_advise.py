@@ -316,7 +316,7 @@ def test_the_parts_of_a_range_are_closed_forms_at_the_ends_around_the_runs():
     assert option.parts["acceptance"] == pytest.approx((low, option.speed.mid, high))
     plain = next(o for o in answer.at(1) if o.key == BASELINE)
     ratio, usual = 1 + RATIO_ERROR, one.speedup()
-    elsewhere = log(ratio) if plain.target != option.target else 0.0
+    elsewhere = log(ratio) if plain.way.target != option.way.target else 0.0
     slower = best_form(one, error=1 / ratio), best_form(one, longer=1 + LONGER)
     low = exp(-hypot(*(log(usual / changed) for changed in slower), elsewhere))
     high = exp(hypot(log(best_form(one, error=ratio) / usual), elsewhere))

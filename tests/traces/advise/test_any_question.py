@@ -173,7 +173,7 @@ def never_slower(
     waits: float,
 ) -> None:
     with hardware(card, link):
-        usual = fastest(fields)
+        usual = fastest(fields) * (1 - 1e-12)  # sums of other parts are rounded otherwise
     larger = card | {"memory_gib": card["memory_gib"] * memory}
     with hardware(larger, link):
         assert fastest(fields) >= usual

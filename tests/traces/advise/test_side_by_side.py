@@ -58,7 +58,7 @@ def test_an_engine_has_its_share_of_the_sequences_and_all_engines_have_the_speed
 def test_a_method_that_cannot_go_in_lockstep_has_an_engine_for_each_sequence():
     two = answered(replace(SMALL, batches=(2, 4), methods=("ssd",)))
     (option,) = [o for o in two.at(2) if o.key == "ssd"]
-    assert (option.way.engines, option.cards) == (2, 4)
+    assert (option.way.engines, option.way.total) == (2, 4)
     single = Estimate(two.question, option.way._replace(engines=1), 1)
     speeds = [speed(run(single, seed)) for seed in (0, 1)]
     assert option.tokens_per_second == pytest.approx(sum(speeds))

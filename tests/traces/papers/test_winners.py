@@ -135,9 +135,9 @@ def test_a_target_split_by_layers_has_one_card_s_speed_and_any_number_of_cards()
     question = Question(
         **more, split="layers", target_cards=3, methods=("speculative",), context=256, tokens=16
     )
-    plain = next(option for option in advise(question).options if not option.drafter)
+    plain = next(option for option in advise(question).options if not option.way.drafter)
     latency = question.profile(3, 3, 1).latency()
-    assert (plain.target, latency.target.split) == (3, "layers")
+    assert (plain.way.target, latency.target.split) == (3, "layers")
     alone = forward_ms(latency.target, "A100-80G", "graphs", 1, 264, 1)
     assert 1e3 / plain.tokens_per_second == pytest.approx(alone, rel=0.02)
     with pytest.raises(UsageError, match="choose one of 1, 2, 4, or 0"):

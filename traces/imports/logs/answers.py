@@ -22,19 +22,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from specscope.engine.errors import shown
 from specscope.engine.trace.events import Window
 from specscope.engine.trace.ranges import LONGEST_DRAFT
 from specscope.traces.facts.counted import JOINT
+from specscope.traces.facts.places import reached
 from specscope.traces.imports.logs.llama import STEPS
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, window
 from specscope.traces.imports.request_trace import (
     histogram,
     is_object,
     number,
+    optional_number,
     optional_whole,
     prompt_length,
     text,
@@ -47,8 +48,9 @@ class JsonForm(NamedTuple):
     """A form of JSON values, each of which is a window."""
 
     name: str
-    recognises: Callable[[Any], bool]
-    engine: Callable[[dict[str, Any]], str]
+    recognises: Callable[[Any], object]
+    engine: str | Callable[[dict[str, Any]], str]
+    """Its name, or how a row tells it."""
     read: Callable[[dict[str, Any], float], Window | None]
     """(row, seconds of those before) -> its window; None for one that drafted nothing."""
     note: str = ""
@@ -68,7 +70,8 @@ def printed(form: JsonForm, rows: Sequence[Any]) -> Printed:
     first = rows[0]
     model = text(first, "model") or text(first, "model_id")
     lengths = [-1 if (length := prompt_length(row)) is None else length for row in told]
-    engine, name = form.engine(first), model.rpartition("/")[2]
+    engine = form.engine if isinstance(form.engine, str) else form.engine(first)
+    name = model.rpartition("/")[2]
     return Printed(engine, "", found, name, note=form.note, prompts=lengths)
 
 
@@ -139,7 +142,7 @@ def _studio(row: dict[str, Any], at: float) -> Window:
     return _request(row, at + first, seconds, tokens, drafted, accepted)
 
 
-def _engine_of_timings(row: dict[str, Any]) -> str:
+def _timed_by(row: dict[str, Any]) -> str:
     return "MLX" if "draft_kind" in row["timings"] or "draft_rounds" in row["timings"] else "llama.cpp"
 
 
@@ -150,6 +153,10 @@ def _is_answer(row: Any) -> bool:
         else None
     )
     return is_object(choice) and "wall_time" in choice and "new_tokens" in choice
+
+
+def _answered_by(row: dict[str, Any]) -> str:
+    return "EAGLE" if "idxs" in row["choices"][0] else "Spec-Bench"
 
 
 def _answer(row: dict[str, Any], at: float) -> Window:
@@ -191,7 +198,7 @@ def _numbers(row: dict[str, Any], name: str) -> list[float]:
 
 def _places(times: Sequence[int]) -> tuple[int, ...]:
     """Return the accepted tokens by place of the drafts that had 0, 1, ... accepted tokens."""
-    return tuple(accumulate(reversed(times[1:])))[::-1]
+    return tuple(reached(times, len(times) - 1)[1:])
 
 
 def _metas(row: Any) -> list[dict[str, Any]]:
@@ -200,10 +207,6 @@ def _metas(row: Any) -> list[dict[str, Any]]:
     places = [row, *choices] if isinstance(choices, list) else [row]
     found = [one["meta_info"] for one in places if is_object(one) and is_object(one.get("meta_info"))]
     return [meta for meta in found if "spec_verify_ct" in meta]
-
-
-def _is_meta(row: Any) -> bool:
-    return bool(_metas(row))
 
 
 def _meta(row: dict[str, Any], at: float) -> Window:
@@ -303,7 +306,7 @@ def _iteration(row: dict[str, Any], at: float) -> Window | None:
 
 def _seconds(row: dict[str, Any], name: str, unit: float = 1.0) -> float:
     """Return a time; 0 if the field is missing."""
-    return number(row, name) / unit if row.get(name) is not None else 0.0
+    return (optional_number(row, name) or 0.0) / unit
 
 
 def _is_summary(row: Any) -> bool:
@@ -339,39 +342,17 @@ def _summary(row: dict[str, Any], at: float) -> Window:
 def _average(row: dict[str, Any], name: str) -> float | None:
     """Return a metric of AIPerf: its total stands in `avg`."""
     entry = row.get(name)
-    return number(entry, "avg") if is_object(entry) and entry.get("avg") is not None else None
+    return optional_number(entry, "avg") if is_object(entry) else None
 
 
+_IGNORED = "ignored drafts, which the model did not judge, are left out"
 _OF_ALL = "Times are of the whole {}: queue and prefill count, too"
 ROWS = (
-    JsonForm(
-        "stats of LM Studio",
-        _is_studio,
-        lambda _: "LM Studio",
-        _studio,
-        f"{STEPS}; ignored drafts, which the model did not judge, are left out",
-    ),
-    JsonForm("timings of llama.cpp or MLX", _is_timings, _engine_of_timings, _timings, STEPS),
-    JsonForm(
-        "answers of Spec-Bench or EAGLE",
-        _is_answer,
-        lambda row: "EAGLE" if "idxs" in row["choices"][0] else "Spec-Bench",
-        _answer,
-        _OF_ALL.format("answer"),
-    ),
-    JsonForm(
-        "meta_info of SGLang with spec_verify_ct",
-        _is_meta,
-        lambda _: "SGLang",
-        _meta,
-        _OF_ALL.format("request"),
-    ),
-    JsonForm("a result of vllm bench serve", _is_bench, lambda _: "vLLM", _bench, _OF_ALL.format("bench")),
-    JsonForm("a summary of AIPerf", _is_summary, lambda _: "AIPerf", _summary, _OF_ALL.format("run")),
-    JsonForm(
-        "iterations of TensorRT-LLM with specDecodingStats",
-        _is_iteration,
-        lambda _: "TensorRT-LLM",
-        _iteration,
-    ),
+    JsonForm("stats of LM Studio", _is_studio, "LM Studio", _studio, f"{STEPS}; {_IGNORED}"),
+    JsonForm("timings of llama.cpp or MLX", _is_timings, _timed_by, _timings, STEPS),
+    JsonForm("answers of Spec-Bench or EAGLE", _is_answer, _answered_by, _answer, _OF_ALL.format("answer")),
+    JsonForm("meta_info of SGLang with spec_verify_ct", _metas, "SGLang", _meta, _OF_ALL.format("request")),
+    JsonForm("a result of vllm bench serve", _is_bench, "vLLM", _bench, _OF_ALL.format("bench")),
+    JsonForm("a summary of AIPerf", _is_summary, "AIPerf", _summary, _OF_ALL.format("run")),
+    JsonForm("iterations of TensorRT-LLM with specDecodingStats", _is_iteration, "TensorRT-LLM", _iteration),
 )

@@ -91,11 +91,9 @@ class Printed(NamedTuple):
 
 def lines_of(text: str) -> list[str]:
     """Return the lines of a text, without colours, control characters and what is too long."""
-    return [_COLOURS.sub("", _message(_cut(line))) for line in text.replace("\r", "\n").split("\n")]
-
-
-def _cut(line: str) -> str:
-    return line[: MOST_SETTINGS if "server_args" in line[:400] else MOST_LINE]
+    lines = text.replace("\r", "\n").split("\n")
+    cut = (line[: MOST_SETTINGS if "server_args" in line[:400] else MOST_LINE] for line in lines)
+    return [_COLOURS.sub("", _message(line)) for line in cut]
 
 
 def _message(line: str) -> str:
@@ -174,16 +172,12 @@ def trace_of(printed: Printed, source: str) -> Trace:
         engine=printed.engine,
         key=printed.key,
         content=content,
-        prompts=0,
         model=printed.model,
+        note=printed.note,
     )
-    noted = {**header.environment, "note": printed.note} if printed.note else header.environment
     title = " · ".join(filter(None, (printed.engine, printed.drafter[:MOST_NAME], printed.key)))
-    trace = Trace(replace(header, title=title, environment=noted))
-    for row in rows:
-        trace.add(row)
-    trace.footer = Footer("done", (), (), max((one.end for one in rows), default=0))
-    return trace
+    end = max((one.end for one in rows), default=0)
+    return Trace.of([replace(header, title=title), *rows, Footer("done", (), (), end)])
 
 
 def shifted(window: Window, by: int) -> Window:
