@@ -20,13 +20,7 @@ from specscope.engine.simulate.shapes import data, with_shape
 from specscope.traces.advise.acceptance import acceptance_of, parse_other, parse_rates
 from specscope.traces.advise.answer import Answer, answered
 from specscope.traces.advise.others import KINDS, Other
-from specscope.traces.advise.question import (
-    DTYPES,
-    MOST_CONTEXT,
-    MOST_NEW,
-    Question,
-    parse_batches,
-)
+from specscope.traces.advise.question import DTYPES, MOST_CONTEXT, MOST_NEW, Question, parse_batches
 from specscope.traces.advise.words import facts, refusal
 
 _ADVISE = (

@@ -7,12 +7,12 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
 from specscope.app import pairs
+from specscope.app.named import samples
 from specscope.app.ray import RUNTIME, Ray
 from specscope.app.render.html import note
 from specscope.app.tabs.library import absent_note
@@ -277,9 +277,6 @@ def _show_when(
     control.change(None, control, part, js=update, **QUIET)
 
 
-SAMPLES = Path(__file__).parents[2] / "assets" / "prompts" / "samples.json"
-
-
 class Composer:
     """The card with the prompt; without a `chosen` pair it says which model is absent."""
 
@@ -329,7 +326,3 @@ class Composer:
 
 def _text(label: str, name: str, hint: str, **more: Any) -> gr.Textbox:
     return gr.Textbox("", label=label, show_label=False, lines=2, placeholder=hint, elem_id=name, **more)
-
-
-def samples() -> list[dict[str, str]]:
-    return json.loads(SAMPLES.read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from specscope.app.experiments.sweep import axes_of, plan_of, scripted
 from specscope.app.jobs.runs import LiveRun, RunRequest
 from specscope.app.jobs.service import Service
 from specscope.app.render.html import alert, note
-from specscope.app.render.lab import sweep_progress, sweep_result
+from specscope.app.render.lab import progress, sweep_result
 from specscope.app.tabs.requests import MOST_PASSES, VIRTUAL, FormError, at, check_profile, lines_of
 from specscope.app.tabs.settings import (
     HERE,
@@ -246,13 +246,13 @@ def offer_rows(method: str, rows: str) -> list[Any]:
 def _work(service: Service, given: LabSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
     work, cells, before = sweep_work(given, service, stop), list[SweepCell](), read_load()
     plan = work.plan
-    yield sweep_progress(plan, cells), sweep_result(plan, cells, work.points)
+    yield progress(len(cells), len(plan.places), "cells"), sweep_result(plan, cells, work.points)
     try:
         for cell in sweep(plan, work.run, stop):
             cells.append(cell)
             if plan.scripted:  # all other runs are stored
                 service.hold([trace for passes in cell.traces for trace in passes])
-            yield sweep_progress(plan, cells), sweep_result(plan, cells, work.points)
+            yield progress(len(cells), len(plan.places), "cells"), sweep_result(plan, cells, work.points)
     except SpecScopeError as error:
         yield alert(error), sweep_result(plan, cells, work.points, drawn=True) if cells else ""
         return

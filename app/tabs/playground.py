@@ -16,8 +16,7 @@ from specscope.app.jobs.service import Service
 from specscope.app.jobs.stored import find_traces
 from specscope.app.pairs import TOY, opening
 from specscope.app.ray import Ray
-from specscope.app.render.history import name_of
-from specscope.app.render.html import alert
+from specscope.app.render.html import alert, name_of
 from specscope.app.render.turn import finished_line, folded_line, kept_line, name_of_request, turn_line
 from specscope.app.tabs.chat import FRESH, Chat, Streams, conversation, running, stored
 from specscope.app.tabs.form import Composer, Form, offer_script

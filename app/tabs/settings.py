@@ -141,12 +141,7 @@ class Controls(Generic[S]):
         return type(self.first)(**self.values(given))
 
 
-_KINDS: Mapping[str, Any] = {
-    "str": gr.Textbox,
-    "int": gr.Number,
-    "float": gr.Number,
-    "bool": gr.Checkbox,
-}
+_KINDS: Mapping[str, Any] = {"str": gr.Textbox, "int": gr.Number, "float": gr.Number, "bool": gr.Checkbox}
 Work: TypeAlias = Callable[[Service, S, threading.Event], Generator[tuple[str, str]]]
 """Yields (message, result) until it has ended, or until its event is set."""
 
