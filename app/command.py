@@ -14,6 +14,7 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from specscope.app.cli import COMMANDS
+from specscope.app.cli.options import add_options
 from specscope.engine.errors import SpecScopeError, UsageError, shown
 from specscope.engine.types import check_text
 
@@ -39,12 +40,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="specscope", description=__doc__, allow_abbrev=False)
     parser.set_defaults(command=COMMANDS["play"].run, root=parser)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    COMMANDS["play"].add_arguments(parser)
+    add_options(parser, *COMMANDS["play"].OPTIONS)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     for name, module in COMMANDS.items():
         doc = (module.__doc__ or "").strip().splitlines()[0]
         sub = commands.add_parser(name, help=doc, description=doc, allow_abbrev=False)
-        module.add_arguments(sub)
+        add_options(sub, *module.OPTIONS)
         sub.set_defaults(command=module.run)
     return parser
 

@@ -21,6 +21,11 @@ def bench_prompts() -> list[str]:
     return json.loads(BENCH.read_text(encoding="utf-8"))["prompts"]
 
 
+def samples() -> list[dict[str, str]]:
+    """Return the prompts that the page offers, each with its `title`."""
+    return json.loads((BENCH.parent / "samples.json").read_text(encoding="utf-8"))
+
+
 @dataclass(frozen=True, slots=True)
 class PromptRow:
     """A prompt with its category in the prompt file."""

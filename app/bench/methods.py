@@ -17,6 +17,7 @@ from specscope.app.bench.figures import BenchPlan, Measurement, Note
 from specscope.app.bench.speed import SpeedRace, Transformers, quiet
 from specscope.engine.methods import BASELINE, find
 from specscope.engine.trace.trace import Trace
+from specscope.traces.facts.metrics import measure as metrics
 
 PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "categories.jsonl"
 """Two prompts of each category."""
@@ -47,8 +48,6 @@ class MethodRaces:
 
     def overall(self, key: str) -> Measurement:
         """Return a method's speed-up on all prompts, for each round of the shortest race."""
-        from specscope.traces.facts.metrics import measure as metrics
-
         traces = [trace for each in self.traces[key].values() for trace in each]
         rows = [metrics(trace) for trace in traces]
         rates = [m.acceptance_rate for m in rows if m.acceptance_rate is not None]
@@ -83,8 +82,6 @@ class MethodRaces:
         return tokens / sum(race.seconds[key][number] for race in races)
 
     def _decoding_speed(self, key: str, number: int) -> float:
-        from specscope.traces.facts.metrics import measure as metrics
-
         parts = [(self.traces[key][category], len(self.expected[category])) for category in self.races]
         rows = [metrics(trace) for each, prompts in parts for trace in each[number * prompts :][:prompts]]
         return sum(row.tokens for row in rows) / sum(row.decode_seconds or 0.0 for row in rows)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -19,12 +17,14 @@ from specscope import Cluster
 from specscope.app.bench import recording
 from specscope.app.bench.figures import BenchPlan, Measurement, Note
 from specscope.app.bench.speed import SpeedRace, Transformers, decode, one_core, quiet
+from specscope.app.named import samples
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.model.similarity import Similarity, similarity
 from specscope.engine.trace.trace import Trace
 from specscope.engine.training.measure import ROWS, LoadedPair, measure_cost
 from specscope.engine.types import Limits
+from specscope.traces.facts.metrics import measure as metrics
 
 Step = Callable[[], None]
 
@@ -135,9 +135,7 @@ def ratio(race: SpeedRace, one: str, other: str, **detail: Any) -> Measurement:
 
 
 def _acceptance(traces: Sequence[Trace], gamma: int) -> Measurement:
-    from specscope.traces.facts.metrics import measure
-
-    rows = [measure(trace) for trace in traces]
+    rows = [metrics(trace) for trace in traces]
     rates = tuple(m.acceptance_rate for m in rows if m.acceptance_rate is not None)
     tested = Measurement(
         tuple(m.acceptance_rate_tested for m in rows if m.acceptance_rate_tested is not None), ""
@@ -188,13 +186,11 @@ VARIANTS: Mapping[str, Mapping[str, bool]] = {
 """Settings by variant; a variant's name lists the unpadded parts."""
 PLAIN = "plain"
 """The base without drafts: batched greedy decoding, the denominator of the paper's tables."""
-SAMPLES = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "samples.json"
 
 
 def prompts_of(plan: BenchPlan) -> list[str]:
     """Return bench prompts, then samples, then all of them again with one more request."""
-    samples = [row["prompt"] for row in json.loads(SAMPLES.read_text(encoding="utf-8"))]
-    prompts = [*plan.questions(), *samples]
+    prompts = [*plan.questions(), *(row["prompt"] for row in samples())]
     longer = [f"{prompt} Then tell it again in other words." for prompt in prompts]
     return [*prompts, *longer][: plan.batch_prompts]
 
@@ -237,8 +233,6 @@ def _figure(race: SpeedRace, sizes: Sequence[int], traces: Mapping[str, Trace]) 
 
 
 def _row(race: SpeedRace, size: int, smallest: int, traces: Mapping[str, Trace]) -> dict[str, Any]:
-    from specscope.traces.facts.metrics import measure as metrics
-
     alone = race.speed(f"both {smallest}")
     row: dict[str, Any] = {}
     for name in (PLAIN, *VARIANTS):

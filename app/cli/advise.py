@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specscope.app.cli import common, options
@@ -63,20 +64,19 @@ QUESTION: options.Options = {
     "--drafter-tp": (0, "N", "cards of the drafter; 0 searches (0)"),
     "--methods": (str, "A,B", "methods beside plain decoding (all of the map)"),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_options(parser, QUESTION, options.DATABASE, options.JSON)
-    options.add_output(parser, "F", "the whole answer as one page: .html")
+OPTIONS = (
+    QUESTION,
+    options.DATABASE,
+    options.JSON,
+    {"-o --output": (Path, "F", "the whole answer as one page: .html")},
+)
 
 
 def run(args: argparse.Namespace) -> int:
     from specscope.traces.advise.answer import Answer, answered
     from specscope.traces.advise.words import facts, refusal
 
-    if args.output is not None and args.output.suffix != ".html":
-        raise UsageError(f"the output {args.output} is no page; name a file that ends in .html")
-    common.check_output(args.output)
+    common.check_output(args.output, "page", ".html")
     answer = Answer(question_of(args))
     with ExitStack() as stack:
         status = stack.enter_context(common.Status("racing the methods"))
@@ -123,10 +123,7 @@ def question_of(args: argparse.Namespace) -> Question:
         target_cards=args.target_tp,
         drafter_cards=args.drafter_tp,
         **expected._asdict(),
-        others=(
-            *parse_other("head", args.head_acceptance),
-            *parse_other("ngrams", args.ngram_acceptance),
-        ),
+        others=(*parse_other("head", args.head_acceptance), *parse_other("ngrams", args.ngram_acceptance)),
         methods=tuple(dict.fromkeys(filter(None, (args.methods or "").split(",")))),
     )
 

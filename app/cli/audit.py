@@ -7,18 +7,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from specscope.app.cli import common
-from specscope.app.cli.options import DATABASE, JSON, add_options
+from specscope.app.cli.options import DATABASE, JSON
 
 if TYPE_CHECKING:
     from specscope.traces.view.audit import AuditView, PartView
 
 UNKNOWN = "no test has a known chance: rule, temperature or p are not recorded, or nothing was tested"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "id of a stored run; several are audited as one, for runs that are too small alone"
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
-    add_options(parser, DATABASE, JSON)
+RUNS = "id of a stored run; several are audited as one, for runs that are too small alone"
+OPTIONS = ({"runs": ({"nargs": "+"}, "RUN", RUNS)}, DATABASE, JSON)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ def progress() -> Generator[Callable[[str], None]]:
         yield note
 
 
-OPTIONS: options.Options = {
+BENCH: options.Options = {
     "--quick": (False, "", "fewer prompts and rounds: under five minutes"),
     "--cuda": (False, "", "forwards only, over the time of reading the weights: ours and transformers'"),
     "--pair": (str, "NAME", "measure all methods of this pair: bundled, or a model of `specscope models`"),
@@ -57,10 +57,7 @@ OPTIONS: options.Options = {
         "with --runtime ray: head of a Ray cluster, or auto (this machine alone)",
     ),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_options(parser, OPTIONS, options.JSON)
+OPTIONS = (BENCH, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,17 +14,14 @@ from specscope.engine.errors import UsageError
 if TYPE_CHECKING:
     from specscope.engine.cluster.calibrate import Calibration, Times
 
-OPTIONS: options.Options = options.PAIR | {
+CALIBRATION: options.Options = options.PAIR | {
     "--target": (str, "PATH", "directory or hub id of a target, instead of the pair"),
     "--drafter": (str, "PATH", "directory or hub id of its drafter"),
     "--device": options.DEVICES["--device"],
     "-o --output": (Path("this-machine.toml"), "F.toml", "file to write (this-machine.toml)"),
     "--quick": (False, "", "measure fewer batch sizes with fewer repeats"),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_options(parser, OPTIONS, options.JSON)
+OPTIONS = (CALIBRATION, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:

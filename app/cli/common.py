@@ -174,10 +174,12 @@ def _compiles(header: Header) -> bool:
     return header.environment.get("forward") == "compiled" and "compiled" not in header.environment
 
 
-def check_output(path: Path | None) -> None:
-    """Refuse a path to which no file can be written, before the work for it begins."""
+def check_output(path: Path | None, what: str = "", *endings: str) -> None:
+    """Refuse a path to which no file can be written, or of another ending, before the work."""
     if path is None:
         return
+    if endings and path.suffix not in endings:
+        raise UsageError(f"the output {path} is no {what}; name a file that ends in {' or '.join(endings)}")
     if path.is_dir():
         raise UsageError(f"the output {path} is a folder; name a file")
     if not path.absolute().parent.is_dir():

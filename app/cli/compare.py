@@ -27,10 +27,12 @@ from specscope.engine.errors import UsageError
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import check_range
 
-REPEAT = (1, "N", f"passes, 1 to {MAX_PASSES}: every other one backwards; median (of two: mean), spread (1)")
-
-
 BOUNDS: options.Options = {
+    "--repeat": (
+        1,
+        "N",
+        f"passes, 1 to {MAX_PASSES}: every other one backwards; median (of two: mean), spread (1)",
+    ),
     "--fail-below": (
         [],
         "METHOD=SPEEDUP",
@@ -39,13 +41,13 @@ BOUNDS: options.Options = {
     "--baseline": (Path, "FILE", "exit with 1 if a ratio is lower than in this earlier output of --json"),
     "--tolerance": (0.05, "SHARE", "how much lower than in the baseline a ratio may be, 0 to 1 (0.05)"),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_methods(parser, servers=True)
-    options.add_options(parser, {"--repeat": REPEAT}, BOUNDS)
-    options.add_generation(parser, required=False)
-    options.add_run(parser)
+CHOICE: options.Options = options.METHODS | {
+    "--server": ([], "URL", "the address of a running server, instead of methods; repeatable"),
+}
+OPTIONS = (
+    *(options.one_of(CHOICE, needed=True), options.SERVER, options.SETTINGS, BOUNDS),
+    *(options.one_of(options.PROMPT), options.GENERATION, *options.RUN),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
     )
 
     options.check_server(args)
-    if args.servers:
+    if args.server:
         return servers.compare(args)
     keys = method_keys(args.methods)
-    configs = options.parse_settings(args.fields, keys)
+    configs = options.parse_settings(args.set, keys)
     _check_repeat(args)
     check_range("tolerance", args.tolerance, 0, 1)
     baseline = read_baseline(args.baseline) if args.baseline is not None else None

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "shell",
-        choices=("bash", "zsh", "fish"),
-        help='bash: eval "$(specscope completion bash)" in ~/.bashrc; zsh alike; '
-        "fish: specscope completion fish | source in config.fish",
-    )
+HOW = (
+    'bash: eval "$(specscope completion bash)" in ~/.bashrc; zsh alike; '
+    "fish: specscope completion fish | source in config.fish"
+)
+OPTIONS = ({"shell": ({"choices": ("bash", "zsh", "fish")}, "", HOW)},)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,17 +8,16 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from specscope.app.cli import common
-from specscope.app.cli.options import DATABASE, JSON, add_options
+from specscope.app.cli.options import DATABASE, JSON, Options
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
     from specscope.traces.judge.diff import Diff, FirstDifference, Waterfall
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("first", metavar="RUN1", help="id of a stored run")
-    parser.add_argument("second", metavar="RUN2", help="id of the run compared with it")
-    add_options(parser, DATABASE, JSON)
+RUNS: Options = {
+    "first": (str, "RUN1", "id of a stored run"),
+    "second": (str, "RUN2", "id of the run compared with it"),
+}
+OPTIONS = (RUNS, DATABASE, JSON)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import IO, Any
 
 from specscope.app.cli import common, options
@@ -14,16 +15,13 @@ from specscope.engine.trace.trace import Trace
 
 FORMATS = ("jsonl", "csv", "perfetto", "modelopt")
 TABLES = ("tokens", "decisions", "rounds", "copies", "spans", "windows", "figures")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_id", metavar="RUN", help="id of a stored run")
-    parser.add_argument("--format", choices=FORMATS, default="jsonl", help="(jsonl)")
-    parser.add_argument(
-        "--table", choices=TABLES, help="table of the CSV (tokens; windows of an engine's log)"
-    )
-    options.add_output(parser, "F", "file to write (standard output)")
-    options.add_options(parser, options.DATABASE, options.JSON)
+EXPORT: options.Options = {
+    "run_id": (str, "RUN", "id of a stored run"),
+    "--format": ({"choices": FORMATS, "default": "jsonl"}, "", "(jsonl)"),
+    "--table": ({"choices": TABLES}, "", "table of the CSV (tokens; windows of an engine's log)"),
+    "-o --output": (Path, "F", "file to write (standard output)"),
+}
+OPTIONS = (EXPORT, options.DATABASE, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:

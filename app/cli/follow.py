@@ -40,11 +40,7 @@ WHAT = (
     "a recording (JSONL) that is being written, the log of llama.cpp's server, vLLM or SGLang, "
     "a folder of recordings, or the address of a server's /metrics; a file may not exist yet"
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="*", metavar="WHAT", help=WHAT)
-    options.add_options(parser, PLACE, options.DATABASE, LINES)
+OPTIONS = ({"files": ({"nargs": "*"}, "WHAT", WHAT)}, PLACE, options.DATABASE, LINES)
 
 
 def run(args: argparse.Namespace) -> int:

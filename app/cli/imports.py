@@ -19,13 +19,8 @@ SOURCES = (
 
 MOST_LISTED = 10
 """Runs of a file that have a line; all of them have one in JSON."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="F", help=SOURCES)
-    since = "an earlier text of the same /metrics: import what was counted between the two"
-    parser.add_argument("--since", type=Path, metavar="F", help=since)
-    options.add_options(parser, options.DATABASE, options.JSON)
+SINCE = "an earlier text of the same /metrics: import what was counted between the two"
+OPTIONS = ({"file": (Path, "F", SOURCES), "--since": (Path, "F", SINCE)}, options.DATABASE, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -49,10 +49,13 @@ def lacking(args: argparse.Namespace, key: str, config: Mapping[str, Any]) -> st
     stored = stored_heads(name) if name else frozenset[str]()
     if layout.head and not args.head and layout.head not in stored and name in ("", *NAMES):
         folder = Path(args.target) if args.target and not name else None
-        if folder is not None and folder.is_dir() and _may_be_in_target(layout.head):
-            if _drafts_itself(folder):
+        if folder is not None and folder.is_dir():
+            from specscope.engine.checkpoints.checkpoint import drafts_itself  # both import torch
+            from specscope.engine.heads.kinds import KINDS
+
+            if KINDS[layout.head].in_target and drafts_itself(folder):
                 return ""
-            if declared := unused_layers(folder):
+            if KINDS[layout.head].in_target and (declared := unused_layers(folder)):
                 return f"{declared}: train them (specscope train {layout.head}), or name a head with --head"
         if folder is not None and is_gguf(folder):
             _check_gguf(folder)
@@ -68,18 +71,6 @@ def _check_gguf(file: Path) -> None:
     from specscope.engine.checkpoints.gguf_file import GgufFile  # imports torch
 
     GgufFile(file)  # names an architecture that cannot be run
-
-
-def _may_be_in_target(head: str) -> bool:
-    from specscope.engine.heads.kinds import KINDS  # imports torch
-
-    return KINDS[head].in_target
-
-
-def _drafts_itself(folder: Path) -> bool:
-    from specscope.engine.checkpoints.checkpoint import drafts_itself  # imports torch
-
-    return drafts_itself(folder)
 
 
 MAX_PROMPT_FILE = 64 * 2**20

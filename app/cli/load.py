@@ -38,16 +38,12 @@ LOAD: options.Options = {
     "--chunk": (256, "N", "prompt tokens in a forward at most (256)"),
     "--ttft-ms": (1000.0, "MS", "a good request's first token (1000)"),
     "--tpot-ms --itl-ms": (100.0, "MS", "its mean time per further token (100)"),
+    "-o --output": (Path, "F", "draw the chart: .svg, or .html"),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_methods(parser)
-    options.add_options(parser.add_mutually_exclusive_group(), ARRIVING)
-    options.add_options(parser, LOAD)
-    options.add_output(parser, "F", "draw the chart: .svg, or .html")
-    options.add_generation(parser, required=False)
-    options.add_run(parser)
+OPTIONS = (
+    *(options.one_of(options.METHODS, needed=True), options.SETTINGS, options.one_of(ARRIVING), LOAD),
+    *(options.one_of(options.PROMPT), options.GENERATION, *options.RUN),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from specscope.app.experiments.load import LoadLine, LoadSetup, policies_of, served_lines
     from specscope.engine.run.serving import Load
 
-    configs = options.parse_settings(args.fields, method_keys(args.methods))
+    configs = options.parse_settings(args.set, method_keys(args.methods))
     batches, policies = _checked(args), policies_of(args.policy, "--policy")
     keys, left_out = equipped(args, configs)
     requests = _requests(args)
@@ -80,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             for i, job in enumerate(jobs, 1):
                 line, config = job.line, configs[job.line.method]
-                given = {**shared, "load": Load(*job.load), "config": config, "group": job.group}
+                given = {**shared, "load": job.load, "config": config, "group": job.group}
                 which = f"{line.policy} with batch {job.batch} ({i} of {len(jobs)})"
                 cells[line][job.batch] = common.recorded(store, cluster, line.method, prompts, given, which)
                 common.note(f"{line.name} with batch {job.batch} is done ({i} of {len(jobs)})")
@@ -102,9 +98,7 @@ def _checked(args: argparse.Namespace) -> list[int]:
     check_range("--tpot-ms", args.tpot_ms, 0, exclusive=True)
     if args.requests is not None:
         check_range("--requests", args.requests, 1, MOST_PROMPTS)
-    if args.output is not None and args.output.suffix not in (".svg", ".html"):
-        raise UsageError(f"the output {args.output} is no chart; name a file that ends in .svg or .html")
-    common.check_output(args.output)
+    common.check_output(args.output, "chart", ".svg", ".html")
     return batches
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specscope.app.cli import common, options
@@ -44,11 +45,12 @@ PLACES: options.Options = {
     "--recorded": ([], "RUN", "replay the drafts of a stored run in place of drafts at a rate; repeatable"),
     "--seeds": (int, "N", "runs of a method at a place, 1 to 5 (2)"),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_options(parser, PLACES, options.DATABASE, options.JSON)
-    options.add_output(parser, "F", "draw the map: .svg, or .html with all numbers")
+OPTIONS = (
+    PLACES,
+    options.DATABASE,
+    options.JSON,
+    {"-o --output": (Path, "F", "draw the map: .svg, or .html with all numbers")},
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,9 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     plan = _plan(args)
     plan.check()
-    if args.output is not None and args.output.suffix not in (".svg", ".html"):
-        raise UsageError(f"the output {args.output} is no map; name a file that ends in .svg or .html")
-    common.check_output(args.output)
+    common.check_output(args.output, "map", ".svg", ".html")
     results: list[Result] = []
     recorded = _recorded(args)
     plan = replace(plan, recorded=tuple(trace.header.run_id for trace in recorded))

@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 
 from specscope.app.cli.common import answer
-from specscope.app.cli.options import JSON, add_options
+from specscope.app.cli.options import JSON
 from specscope.engine.methods import METHODS
 
 FIELDS = ("name", "type", "default", "doc", "low", "high", "choices", "auto", "lossy")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, JSON)
+OPTIONS = (JSON,)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,21 +10,20 @@ from typing import Any
 
 from specscope.app.bars import DownloadBar
 from specscope.app.cli.common import answer
-from specscope.app.cli.options import JSON, Options, add_options
+from specscope.app.cli.options import JSON, Options
 from specscope.engine.checkpoints.progress import Progress
 from specscope.engine.errors import ModelError, RunCancelled
 from specscope.engine.types import check_range
 
 ACTIONS = ("list", "get", "path", "remove")
 PATIENCE: Options = {
-    "--patience": (math.inf, "SECONDS", "get: give up when no new byte arrives for this long"),
+    "--patience": (math.inf, "SECONDS", "get: give up when no new byte arrives for this long")
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", nargs="?", choices=ACTIONS, default="list", help="(list)")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="short name of a model")
-    add_options(parser, JSON, PATIENCE)
+MODELS: Options = {
+    "action": ({"nargs": "?", "choices": ACTIONS, "default": "list"}, "", "(list)"),
+    "name": ({"nargs": "?"}, "NAME", "short name of a model"),
+}
+OPTIONS = (MODELS, JSON, PATIENCE)
 
 
 def run(args: argparse.Namespace) -> int:

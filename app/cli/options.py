@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,16 @@ from specscope.engine.errors import UsageError, shown
 from specscope.engine.types import Limits, Sampling
 
 Options = Mapping[str, tuple[Any, str, str]]
-"""Flags -> default (or a type: no default), metavar, help. False is a switch, a list repeatable."""
+"""Flags, or the name of a value without one -> default, metavar, help.
+
+The default is a type where there is none, False for a switch, and a list, or `list`, for what may
+be repeated; a dict has arguments of argparse.
+"""
 
 JSON: Options = {"--json": (False, "", "print one JSON object")}
 DATABASE: Options = {"--db": (Path, "FILE", "trace database (default: the user's own)")}
 PAIR: Options = {
-    "--pair": (str, "NAME", "a model of `specscope models`, or bundled, a toy (smollm2 if it is here)"),
+    "--pair": (str, "NAME", "a model of `specscope models`, or bundled, a toy (smollm2 if it is here)")
 }
 MODELS: Options = PAIR | {
     "--target": (str, "PATH", "directory, .gguf file, short name or hub id, instead of the pair"),
@@ -67,46 +71,55 @@ GENERATION: Options = {
 }
 
 
-def add_options(parser: argparse._ActionsContainer, *tables: Options) -> None:
-    for flags, (default, metavar, text) in (row for table in tables for row in table.items()):
-        kind: dict[str, Any] = {"metavar": metavar, "type": type(default), "default": default}
-        if default is False:
-            kind = {"action": "store_true"}
-        elif default is list or isinstance(default, list):
-            kind = {"metavar": metavar, "action": "append", "default": None if default is list else default}
-        elif isinstance(default, type):
-            kind = {"metavar": metavar, "type": default}
-        parser.add_argument(*flags.split(), help=text, **kind)
+RUN = (MODELS, PLACE, DATABASE, JSON)
+"""What every command that decodes has: models, runtime, devices, database and JSON."""
 
 
-def add_output(parser: argparse.ArgumentParser, metavar: str, text: str, *, required: bool = False) -> None:
-    parser.add_argument("-o", "--output", type=Path, metavar=metavar, required=required, help=text)
+def add_options(parser: argparse._ActionsContainer, *tables: Any) -> None:
+    """Add tables of options; a function among them adds what no table can say."""
+    for table in tables:
+        if callable(table):
+            table(parser)
+            continue
+        for flags, (default, metavar, text) in table.items():
+            kind: dict[str, Any] = {"metavar": metavar} if metavar else {}
+            if isinstance(default, dict):
+                kind |= default
+            elif default is False:
+                kind = {"action": "store_true"}
+            elif default is list or isinstance(default, list):
+                kind |= {"action": "append", "default": None if default is list else default}
+            elif isinstance(default, type):
+                kind["type"] = default
+            else:
+                kind |= {"type": type(default), "default": default}
+            parser.add_argument(*flags.split(), help=text, **kind)
 
 
-def add_method(parser: argparse.ArgumentParser) -> None:
-    """Add `--method`, or in its place `--server` with its options."""
-    choice = parser.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--method", metavar="KEY", help="a key of `specscope methods`")
-    _add_server(parser, choice, "the address of a running llama.cpp, vLLM or other server, instead")
+def one_of(table: Options, *, needed: bool = False) -> Callable[[argparse.ArgumentParser], None]:
+    """Return what adds options that exclude each other; `needed`: one must be given."""
+    return lambda parser: add_options(parser.add_mutually_exclusive_group(required=needed), table)
 
 
-def add_methods(parser: argparse.ArgumentParser, *, servers: bool = False) -> None:
-    """Add `--methods`, perhaps `--server` in its place, and `--set`, see `parse_settings`."""
-    choice = parser.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--methods", metavar="A,B|all", help="keys with commas, or all")
-    if servers:
-        _add_server(parser, choice, "the address of a running server, instead of methods; repeatable")
-    add_settings(parser, "a setting of a method; repeatable", "METHOD.FIELD=VALUE")
-
-
-def _add_server(parser: argparse.ArgumentParser, choice: argparse._ActionsContainer, text: str) -> None:
-    choice.add_argument("--server", action="append", default=[], metavar="URL", dest="servers", help=text)
-    add_options(parser, SERVER)
+METHOD = (
+    one_of(
+        {
+            "--method": (str, "KEY", "a key of `specscope methods`"),
+            "--server": ([], "URL", "the address of a running llama.cpp, vLLM or other server, instead"),
+        },
+        needed=True,
+    ),
+    SERVER,
+)
+"""A method, or in its place a server with its options."""
+METHODS: Options = {"--methods": (str, "A,B|all", "keys with commas, or all")}
+SETTINGS: Options = {"--set": ([], "METHOD.FIELD=VALUE", "a setting of a method; repeatable")}
+"""See `parse_settings`."""
 
 
 def check_server(args: argparse.Namespace) -> None:
     """Refuse options that a run on a server does not have, or that only such a run has."""
-    ours = (MODELS, PLACE) if args.servers else (SERVER,)
+    ours = (MODELS, PLACE) if args.server else (SERVER,)
     given = [
         flag
         for table in ours
@@ -115,27 +128,13 @@ def check_server(args: argparse.Namespace) -> None:
         )
         if value != (None if isinstance(default, type) else default)
     ]
-    given += ["--set"] * bool(args.servers and args.fields)
-    if given and args.servers:
+    given += ["--set"] * bool(args.server and args.set)
+    if given and args.server:
         raise UsageError(
             f"{given[0]} is of SpecScope's own engine; a server has its own models: leave it out"
         )
     if given:
         raise UsageError(f"{given[0]} is for a run on a server; add --server URL, or leave it out")
-
-
-def add_settings(parser: argparse.ArgumentParser, text: str, metavar: str = "FIELD=VALUE") -> None:
-    parser.add_argument("--set", action="append", default=[], metavar=metavar, dest="fields", help=text)
-
-
-def add_generation(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    add_options(parser.add_mutually_exclusive_group(required=required), PROMPT)
-    add_options(parser, GENERATION)
-
-
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add what every command that decodes has: models, runtime, devices, database and JSON."""
-    add_options(parser, MODELS, PLACE, DATABASE, JSON)
 
 
 def values_of(args: argparse.Namespace, *tables: Options) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specscope.app.cli import common, options
@@ -20,17 +21,13 @@ if TYPE_CHECKING:
     from specscope.traces.papers.summary import RowCounts
 
 _WIDEST = 56
-
-
 PAPER: options.Options = {
     "--paper": (
         [],
         "KEY",
         "only pearl, dsi, easyspec, ems, parallelspec, parallel, block or outside; repeatable (all)",
-    ),
+    )
 }
-
-
 ROWS: options.Options = {
     "--rows": (False, "", "print all rows below the summary"),
     "--forwards": (False, "", "print how far the roofline is from published times of forwards, by source"),
@@ -40,11 +37,12 @@ ROWS: options.Options = {
         "print whether advise names the winners of published clusters, by source (minutes)",
     ),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_options(parser, PAPER, ROWS, options.JSON)
-    options.add_output(parser, "FILE.html", "write rows and charts to this HTML file")
+OPTIONS = (
+    PAPER,
+    ROWS,
+    options.JSON,
+    {"-o --output": (Path, "FILE.html", "write rows and charts to this HTML file")},
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,15 +13,10 @@ from specscope.engine.types import check_range
 if TYPE_CHECKING:
     from specscope.engine.cluster.fit import Fit
     from specscope.engine.cluster.pool import Pool
-
-
 CONTEXT: options.Options = {
-    "--context": (int, "N", "tokens with room for keys and values (2048, or the models' context)"),
+    "--context": (int, "N", "tokens with room for keys and values (2048, or the models' context)")
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_options(parser, options.MODELS, options.DEVICES, CONTEXT, options.JSON)
+OPTIONS = (options.MODELS, options.DEVICES, CONTEXT, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,15 +8,13 @@ import sys
 from importlib.util import find_spec
 
 from specscope.app.cli.common import note
-from specscope.app.cli.options import DATABASE, Options, add_options
+from specscope.app.cli.options import DATABASE, Options
 from specscope.app.ray import Ray
 from specscope.engine.errors import ModelError, UsageError, shown
 
 PATIENCE, LIMIT = 15.0, 300.0
 """Most seconds of `--get-model` without a new byte, and for all bytes."""
-
-
-OPTIONS: Options = {
+PAGE: Options = {
     "--host": ("127.0.0.1", "ADDRESS", "address to listen on (127.0.0.1)"),
     "--port": (int, "N", "port (7860, or the next free one)"),
     "--auth": (str, "USER:PASSWORD", "a login; better set SPECSCOPE_AUTH: others can read command lines"),
@@ -26,10 +24,7 @@ OPTIONS: Options = {
     "--address": (str, "HOST:PORT", "with --ray: head of the cluster, or auto (this machine alone)"),
     "--get-model": (False, "", "first download smollm2 if it is not here (93 MB); Ctrl-C skips it"),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, OPTIONS, DATABASE)
+OPTIONS = (PAGE, DATABASE)
 
 
 def run(args: argparse.Namespace) -> int:

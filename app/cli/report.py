@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from specscope.app.cli import common, options
 from specscope.engine.errors import UsageError
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="id of a stored run")
-    text = "show the runs, or the requests of imported files, as one set; draw those with most and least acceptance"
-    parser.add_argument("--set", action="store_true", help=text)
-    parser.add_argument("--compared", action="store_true", help="add the other runs of each run's comparison")
-    options.add_output(parser, "F.html", "file to write", required=True)
-    parser.add_argument("--redact-prompt", action="store_true", help="leave the prompt out")
-    options.add_options(parser, options.DATABASE, options.JSON)
+SET = (
+    "show the runs, or the requests of imported files, as one set; draw those with most and least acceptance"
+)
+REPORT: options.Options = {
+    "runs": ({"nargs": "+"}, "RUN", "id of a stored run"),
+    "--set": (False, "", SET),
+    "--compared": (False, "", "add the other runs of each run's comparison"),
+    "-o --output": ({"type": Path, "required": True}, "F.html", "file to write"),
+    "--redact-prompt": (False, "", "leave the prompt out"),
+}
+OPTIONS = (REPORT, options.DATABASE, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,12 +19,10 @@ from specscope.engine.errors import UsageError
 from specscope.engine.methods import find
 from specscope.engine.trace.trace import Trace
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_method(parser)
-    options.add_settings(parser, "a setting of the method; repeatable")
-    options.add_generation(parser)
-    options.add_run(parser)
+OPTIONS = (
+    *(*options.METHOD, {"--set": ([], "FIELD=VALUE", "a setting of the method; repeatable")}),
+    *(options.one_of(options.PROMPT, needed=True), options.GENERATION, *options.RUN),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,9 +30,9 @@ def run(args: argparse.Namespace) -> int:
     from specscope.traces.facts.settings import planned_text
 
     options.check_server(args)
-    if args.servers:
+    if args.server:
         return servers.run(args)
-    config, method = options.parse_fields(args.fields), find(args.method)
+    config, method = options.parse_fields(args.set), find(args.method)
     cfg = method.configure(config)  # before anything is opened
     if args.head and not method.layout(cfg).head:
         raise UsageError(f"--head {args.head[0]}: {args.method} uses no drafting head; leave it out")
@@ -42,12 +40,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(reason)
     limits, prompts = options.limits_of(args), checked_prompts(args)
     sampling = options.sampling_of(args, len(prompts))
-    shared = {
-        "config": config,
-        "limits": limits,
-        "group": uuid.uuid4().hex[:12],
-        "finished": Finished(),
-    }
+    shared = {"config": config, "limits": limits, "group": uuid.uuid4().hex[:12], "finished": Finished()}
     batches = [prompts] if method.batched else [[prompt] for prompt in prompts]
     streams = not args.json and sys.stdout.isatty()
     traces: list[Trace] = []

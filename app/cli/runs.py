@@ -18,19 +18,18 @@ if TYPE_CHECKING:
 
 NAME = 20
 """Most characters of a name in the list; a run of another program has its title."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "part of an id, method, prompt or output (all)"
-    parser.add_argument("query", nargs="?", default="", metavar="TEXT", help=text)
-    limit = {"--limit": (20, "N", "list at most N runs (20)")}
-    what = "runs, or sets of imported files, as one thing; repeat it to compare sets"
-    parser.add_argument("--set", nargs="+", action="append", metavar="RUN", help=what)
-    gone = "delete runs, or all runs of sets, after a question"
-    parser.add_argument("--delete", nargs="+", metavar="RUN", help=gone)
-    options.add_options(
-        parser, limit, {"--yes": (False, "", "delete without a question")}, options.DATABASE, options.JSON
-    )
+RUNS: options.Options = {
+    "query": ({"nargs": "?", "default": ""}, "TEXT", "part of an id, method, prompt or output (all)"),
+    "--set": (
+        {"nargs": "+", "action": "append"},
+        "RUN",
+        "runs, or sets of imported files, as one thing; repeat it to compare sets",
+    ),
+    "--delete": ({"nargs": "+"}, "RUN", "delete runs, or all runs of sets, after a question"),
+    "--limit": (20, "N", "list at most N runs (20)"),
+    "--yes": (False, "", "delete without a question"),
+}
+OPTIONS = (RUNS, options.DATABASE, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace) -> int:
     """Send prompts to a server; print text, ids and metrics as for a method."""
-    if len(args.servers) > 1:
+    if len(args.server) > 1:
         raise UsageError(
-            f"--server is given {len(args.servers)} times; to compare servers, use specscope compare"
+            f"--server is given {len(args.server)} times; to compare servers, use specscope compare"
         )
     prompts, sampling = _prompts(args)
-    server = _connected(args, args.servers[0])
+    server = _connected(args, args.server[0])
     streams = not args.json and sys.stdout.isatty() and len(prompts) == 1
     with common.open_store(args) as store:
         traces = list(_traces(args, store, server, prompts, sampling, uuid.uuid4().hex[:12], stream=streams))
@@ -52,7 +52,7 @@ def compare(args: argparse.Namespace) -> int:
         raise UsageError("--fail-below and --baseline compare methods; leave them out with --server")
     check_range("--repeat", args.repeat, 1)
     prompts, sampling = _prompts(args)
-    servers = [_connected(args, address) for address in args.servers]
+    servers = [_connected(args, address) for address in args.server]
     group, found = uuid.uuid4().hex[:12], [list["Trace"]() for _ in servers]
     with common.open_store(args) as store:
         for number in range(args.repeat):
@@ -123,7 +123,7 @@ class _Named:
 
 def _figures(found: Sequence[list[Trace]], repeat: int) -> list[dict[str, Any]]:
     """Return the figures of each server over all its runs; the range is that of its passes."""
-    from specscope.app.experiments.doubt import doubt_of
+    from specscope.app.experiments.doubt import Doubt, doubt_of
     from specscope.app.experiments.figures import pooled, texts_of
     from specscope.traces.facts.comparable import comparisons
 
@@ -140,9 +140,7 @@ def _figures(found: Sequence[list[Trace]], repeat: int) -> list[dict[str, Any]]:
         rows[i] |= {
             "runs": [trace.header.run_id for trace in found[i]],
             "speedup": mine / plain if mine and plain else None,
-            "speedup_low": doubt and doubt.low,
-            "speedup_high": doubt and doubt.high,
-            "speedup_from": doubt and doubt.source,
+            **Doubt.figures(doubt),
             "not_comparable": compared.reason or None,
             "equal_to_first": texts_of(found[i]) == texts_of(found[0]),
             "notes": [note for trace in found[i] for note in trace.header.environment[SERVER]["notes"]],

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specscope.app.cli import common, options
@@ -27,22 +28,17 @@ OVER = (
     "values of a numeric setting, as in gamma=1:8, width=1,2,4 or confidence=0.2:0.8:0.2 with its step; "
     "acceptance_rate=0.5,0.9; or drafter=usual,int4,int8 with paths, too; once or twice"
 )
-REPEATS: options.Options = {
+SWEEP: options.Options = {
+    "--over": ({"action": "append", "required": True}, "FIELD=VALUES", OVER),
+    "--set": ([], "FIELD=VALUE", "a setting for all cells; repeatable"),
     "--passes": (int, "N", "passes of each measured cell, 1 to 9 (2; virtual: 1)"),
     "--seeds": (2, "N", "with acceptance_rate: seeds of a cell, 1 to 5 (2)"),
+    "-o --output": (Path, "F.html", "write heat map and chart as a page"),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_method(parser)
-    parser.add_argument(
-        "--over", action="append", required=True, metavar="FIELD=VALUES", dest="axes", help=OVER
-    )
-    options.add_settings(parser, "a setting for all cells; repeatable")
-    options.add_options(parser, REPEATS)
-    options.add_output(parser, "F.html", "write heat map and chart as a page")
-    options.add_generation(parser, required=False)
-    options.add_run(parser)
+OPTIONS = (
+    *(*options.METHOD, SWEEP, options.one_of(options.PROMPT), options.GENERATION),
+    *options.RUN,
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     from specscope.traces.lab.points import points_of
     from specscope.traces.lab.sweep import sweep
 
-    axes = axes_of(args.method, map(options.parse_over, args.axes))
-    rates, config = any(one.scripted for one in axes), options.parse_fields(args.fields)
+    axes = axes_of(args.method, map(options.parse_over, args.over))
+    rates, config = any(one.scripted for one in axes), options.parse_fields(args.set)
     _check(args, scripted=rates)
     if not rates and (reason := lacking(args, args.method, config)):
         raise UsageError(reason)

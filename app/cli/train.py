@@ -2,4 +2,5 @@
 
 from specscope.engine.training.cli import add_arguments, run
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["OPTIONS", "run"]
+OPTIONS = (add_arguments,)

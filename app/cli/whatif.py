@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 OVER = (
     "a line for each value of a setting: gamma=0:16 (0: no drafts), or confidence=0.2:0.8:0.2 with the step"
 )
-OPTIONS: options.Options = {
+REPLAY: options.Options = {
+    "run": (str, "RUN", "id of a stored run, also of an imported one"),
+    "--set": ([], "FIELD=VALUE", "a setting of the method; repeatable (the run's)"),
+    "--over": (list, "FIELD=VALUES", OVER),
     "--profile": ("", "NAME", "latency profile: a name or a .toml file (the run's own, or its own times)"),
     "--profile-pair": ("", "NAME", "one of the profile's pairs"),
     "--method": ("", "KEY", "a key of `specscope methods` (the run's)"),
@@ -41,13 +44,7 @@ OPTIONS: options.Options = {
     "--widths": (str, "ROWS=MS", "the same: measured target forwards, such as 1=6.0,2=7.4,4=9.1"),
     "--store": (False, "", "store the replay and plain decoding, for viewer and reports"),
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="id of a stored run, also of an imported one")
-    options.add_settings(parser, "a setting of the method; repeatable (the run's)")
-    parser.add_argument("--over", action="append", metavar="FIELD=VALUES", help=OVER)
-    options.add_options(parser, OPTIONS, options.DATABASE, options.JSON)
+OPTIONS = (REPLAY, options.DATABASE, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     args.over = args.over[0] if args.over else None
     if args.devices is not None:
         check_range("--devices", args.devices, 1)
-    settings = options.parse_fields(args.fields)
+    settings = options.parse_fields(args.set)
     trace = common.load_runs(args, [args.run])[args.run]
     if _of_length(args, trace):
         return _lengths(args, trace)
@@ -107,7 +104,7 @@ def _of_length(args: argparse.Namespace, trace: Trace) -> bool:
 
     own = [f"--{name}" for name in ("c", "row", "widths") if getattr(args, name) is not None]
     name = (args.over or "").partition("=")[0]
-    changed = args.profile or args.profile_pair or args.devices or args.method or args.fields
+    changed = args.profile or args.profile_pair or args.devices or args.method or args.set
     method = METHODS.get(trace.header.method)
     if not changed and name == (method.length if method else "gamma"):
         return True

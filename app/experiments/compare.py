@@ -19,7 +19,7 @@ from specscope.app.experiments.floors import digests
 from specscope.app.named import MAX_PASSES, PromptRow, seeded
 from specscope.app.render.html import text
 from specscope.app.render.shown import output, viewer
-from specscope.app.render.table import Column, Table
+from specscope.app.render.table import Column, Table, frame
 from specscope.engine.drafting.suffix import Finished
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import BASELINE, find
@@ -62,32 +62,13 @@ SHOWN = (
     Column("output", "output"),
 )
 """Columns in a notebook."""
-FRAME = [
-    "method",
-    "settings",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "speedup_from",
-    "tokens_per_second",
-    "tokens_per_second_per_sequence",
-    "batch",
-    "tokens",
-    "target_forwards",
-    "draft_forwards",
-    "tokens_per_target_forward",
-    "drafted",
-    "acceptance_rate",
-    "acceptance_rate_tested",
-    "rollback_rate",
-    "accepted_per_round",
-    "hit_rate",
-    "both_busy",
-    "lossless",
-    "equal_to_autoregressive",
-    "not_comparable",
-    "runs",
-]
+FRAME = (
+    *("method", "settings", "speedup", "speedup_low", "speedup_high", "speedup_from"),
+    *("tokens_per_second", "tokens_per_second_per_sequence", "batch", "tokens"),
+    *("target_forwards", "draft_forwards", "tokens_per_target_forward", "drafted"),
+    *("acceptance_rate", "acceptance_rate_tested", "rollback_rate", "accepted_per_round", "hit_rate"),
+    *("both_busy", "lossless", "equal_to_autoregressive", "not_comparable", "runs"),
+)
 """Columns of a data frame: the figures of the JSON object."""
 Runner: TypeAlias = Callable[[str, list[Any], dict[str, Any]], Trace]
 """Decodes prompts with a method; takes its key, the prompts, and arguments of `Cluster.run`."""
@@ -178,10 +159,8 @@ class Comparison:
 
     def frame(self) -> pandas.DataFrame:
         """Return a row per method; docs/notebook.md has the columns."""
-        methods = self.to_dict()["methods"].items()
-        return Table(
-            [Column(name, name) for name in FRAME], [{**m, "method": key} for key, m in methods]
-        ).frame()
+        rows = [{**m, "method": key} for key, m in self.to_dict()["methods"].items()]
+        return frame(FRAME, [[row[name] for name in FRAME] for row in rows])
 
     def __repr__(self) -> str:
         found = self.to_dict()

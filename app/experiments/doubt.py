@@ -24,6 +24,12 @@ class Doubt(NamedTuple):
     source: str
     """How it arose."""
 
+    @staticmethod
+    def figures(doubt: Doubt | None) -> dict[str, Any]:
+        """Return the range as figures of a method or a server."""
+        low, high, source = doubt or (None, None, None)
+        return {"speedup_low": low, "speedup_high": high, "speedup_from": source}
+
 
 def doubt_of(
     mine: Mapping[int, Trace], plain: Mapping[int, Trace], passes: tuple[Sequence[float], Sequence[float]]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from specscope.app.experiments.doubt import by_prompt, doubt_of
+from specscope.app.experiments.doubt import Doubt, by_prompt, doubt_of
 from specscope.app.named import PromptRow
 from specscope.engine.methods import BASELINE
 from specscope.engine.trace.trace import Trace
@@ -82,12 +82,7 @@ def _doubt(traces: Traces, key: str, baseline: str | None, speeds: dict[str, lis
     mine, plain = traces[key], traces[baseline] if baseline else {}
     known = () if traces[key][min(mine)].header.virtual else (speeds[key], speeds[baseline or key])
     doubt = doubt_of(mine, plain, known or ((), ())) if baseline != key else None
-    return {
-        "speedup_by_prompt": by_prompt(mine, plain),
-        "speedup_low": doubt and doubt.low,
-        "speedup_high": doubt and doubt.high,
-        "speedup_from": doubt and doubt.source,
-    }
+    return {"speedup_by_prompt": by_prompt(mine, plain), **Doubt.figures(doubt)}
 
 
 def _compared(groups: dict[str, list[Trace]], speeds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from specscope.engine.errors import UsageError, shown
 from specscope.engine.files import parse_json, read_text
 from specscope.engine.methods import BASELINE, METHODS
 from specscope.engine.run.policies import FIXED, POLICIES
-from specscope.engine.run.serving import CHUNK
+from specscope.engine.run.serving import CHUNK, Load
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import check_range
 from specscope.traces.facts.requests import figures, load_of, stops_paying
@@ -119,8 +119,7 @@ class LoadRun(NamedTuple):
     line: LoadLine
     batch: int
     group: str
-    load: tuple[tuple[float, ...], int, int, str]
-    """The arguments of `specscope.Load`."""
+    load: Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class LoadSetup:
         found = list[LoadRun]()
         for batch in self.batches:
             group = uuid.uuid4().hex[:12]
-            loads = ((line, (self.arrivals, batch, self.chunk, line.policy)) for line in self.lines)
+            loads = ((line, Load(self.arrivals, batch, self.chunk, line.policy)) for line in self.lines)
             found += [LoadRun(line, batch, group, load) for line, load in loads]
         return found
 
@@ -179,26 +178,15 @@ class LoadSetup:
         }
 
 
-Named = Callable[[LoadLine], str]
-
-
-def _name(line: LoadLine) -> str:
-    return line.name
-
-
-def _title(line: LoadLine) -> str:
-    return line.title
-
-
 def good_text(result: Mapping[str, Any]) -> str:
     limits = result["limits"]
     return f"good: first token within {limits['ttft_ms']:g} ms, further tokens {limits['tpot_ms']:g} ms in the mean"
 
 
-def table_of(result: Mapping[str, Any], name: Named = _name) -> Table:
-    """Return a row for each line and batch size."""
+def table_of(result: Mapping[str, Any], name: str = "name") -> Table:
+    """Return a row for each line and batch size; `name` is `name`, or `title` for people."""
     rows = [
-        {"line": name(line_of(method)), "batch": batch, **row}
+        {"line": getattr(line_of(method), name), "batch": batch, **row}
         for method in result["methods"].values()
         for batch, row in method["batches"].items()
     ]
@@ -221,16 +209,16 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield result["warning"]
 
 
-def verdicts(result: Mapping[str, Any], name: Named = _name) -> list[str]:
+def verdicts(result: Mapping[str, Any], name: str = "name") -> list[str]:
     """Return a sentence for each line: where its throughput falls below plain decoding's."""
     sentences = list[str]()
     for method in result["methods"].values():
         line, at, batches = line_of(method), method["stops_paying_at"], list(method["batches"])
         if line.method != BASELINE and at is None:
-            sentences.append(f"{name(line)} pays at every batch size measured, up to {batches[-1]}")
+            sentences.append(f"{getattr(line, name)} pays at every batch size measured, up to {batches[-1]}")
         elif line.method != BASELINE:
             sentences.append(
-                f"{name(line)} stops paying at batch size {at}: plain decoding has more busy tok/s there"
+                f"{getattr(line, name)} stops paying at batch size {at}: plain decoding has more busy tok/s there"
             )
     return sentences
 
@@ -244,9 +232,9 @@ def html(result: Mapping[str, Any], *, links: bool = True) -> str:
     """Return verdicts, charts and table of the runs that are done."""
     facts = f"{result['requests']} requests · {good_text(result)}"
     left_out = [f"{name} is left out: {reason}" for name, reason in result["left_out"].items()]
-    said = "".join(f"<li>{text(sentence)}</li>" for sentence in [*verdicts(result, _title), *left_out])
+    said = "".join(f"<li>{text(sentence)}</li>" for sentence in [*verdicts(result, "title"), *left_out])
     warning = f'<p class="app-note app-warning">{text(result["warning"])}</p>' if result["warning"] else ""
-    table = table_of(result, _title)
+    table = table_of(result, "title")
     opened = [
         f'<a href="{run_address([row["run"]])}" title="open this run\'s timeline">{text(row["line"])}</a>'
         for row in table.rows

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from specscope.app.jobs.service import Service
-from specscope.app.jobs.stored import store_of
+from specscope.app.jobs.stored import MAX_COMPARED, store_of
 from specscope.engine.errors import UsageError, shown
 from specscope.traces.database.long import Extent, TokenLine
 from specscope.traces.database.store import Store
@@ -31,7 +31,6 @@ MOST_ROUNDS = 1000
 """Most rounds of a range of steps."""
 MOST_OF_A_STEP = 10_000
 """Most rounds of one step, which may have one for each sequence."""
-MOST_RUNS = 8
 FURTHEST = 1e12
 """Largest time of a window in ms, 30 years, and largest step."""
 
@@ -84,7 +83,7 @@ class LongRuns:
 
     def aligned(self, names: str, sequence: int, low: float, high: float) -> AlignedPart:
         """Return the tokens of the first run in a window (ms), and the others' same tokens."""
-        ids = [name.split("~")[0] for name in names.split(",") if name][: MOST_RUNS + 1]
+        ids = [name.split("~")[0] for name in names.split(",") if name][: MAX_COMPARED + 1]
         _check_number(ids)
         runs = [(self._id(name), self._size(name)) for name in ids]
         if not runs:
@@ -107,8 +106,8 @@ class LongRuns:
 
 
 def _check_number(ids: Sequence[str]) -> None:
-    if len(ids) > MOST_RUNS:
-        raise UsageError(f"more than {MOST_RUNS} runs are requested; choose fewer")
+    if len(ids) > MAX_COMPARED:
+        raise UsageError(f"more than {MAX_COMPARED} runs are requested; choose fewer")
 
 
 def _ns(ms: float, size: Extent) -> int:

@@ -21,6 +21,7 @@ from specscope.traces.judge.race import median_first
 
 if TYPE_CHECKING:
     from specscope.engine.cluster.prompts import Prompt
+    from specscope.engine.run.serving import Load
 
 State = Literal["queued", "downloading", "loading", "running", "done", "cancelled", "failed"]
 
@@ -59,8 +60,8 @@ class RunRequest:
     """The server's key; None for that of the environment."""
     probabilities: bool = False
     """Whether the server is asked for p of the tokens."""
-    load: tuple[tuple[float, ...], int, int, str] | None = None
-    """Arguments of `specscope.Load`; None if all prompts begin at once."""
+    load: Load | None = None
+    """None if all prompts begin at once."""
 
     @property
     def decodes(self) -> bool:
@@ -219,10 +220,6 @@ class Lane:
     @property
     def current(self) -> LiveRun:
         return self.runs[self.number]
-
-    @property
-    def ended(self) -> bool:
-        return all(run.ended for run in self.runs)
 
     @property
     def name(self) -> str:

@@ -53,12 +53,6 @@ def open_cluster(**place: Any) -> OpenCluster:
     return specscope.open(**place)
 
 
-def load_of(arrivals: tuple[float, ...], batch: int, chunk: int, policy: str) -> Any:
-    import specscope
-
-    return specscope.Load(arrivals, batch, chunk, policy)
-
-
 class Service:
     """Execute requests one at a time and store every trace, in memory only without a database."""
 
@@ -230,7 +224,7 @@ class Service:
         if not request.method:
             run.end("done")
             return
-        more = {"load": load_of(*request.load)} if request.load else {}
+        more = {"load": request.load} if request.load else {}
         with self._listening(run) as listen:
             same = {name: getattr(request, name) for name in ("config", "sampling", "limits", "group")}
             prompts, watched = (request.prompt, *request.further), {"listener": listen, "cancel": run.stopped}

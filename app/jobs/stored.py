@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specscope.app.jobs.service import Service
+from specscope.app.named import MAX_PASSES
 from specscope.engine.errors import StoreError, UsageError
 from specscope.engine.trace.trace import Trace
 from specscope.traces.database.store import Store
 from specscope.traces.judge.race import median_first
 
 MAX_COMPARED = 8
-MAX_PASSES = 9
 
 
 def store_of(service: Service) -> Store:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.app.render import shown
 from specscope.app.render.analysis import difference
-from specscope.app.render.html import app_page
+from specscope.app.render.html import app_page, name_of
 from specscope.app.render.table import frame
 from specscope.engine.errors import named_arguments
 from specscope.engine.trace.trace import Trace
-from specscope.traces.facts.settings import config_text
 from specscope.traces.judge import diff as differences
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class Difference:
     @property
     def names(self) -> tuple[str, str]:
         headers = (self.first.header, self.second.header)
-        titles = [" · ".join(filter(None, (h.title, config_text(h.method, h.config)))) for h in headers]
+        titles = [name_of(h) for h in headers]
         if titles[0] == titles[1]:
             titles = [f"{title} (run {h.run_id})" for title, h in zip(titles, headers, strict=True)]
         return titles[0], titles[1]

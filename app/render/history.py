@@ -6,14 +6,13 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from specscope.app.render.addresses import EXPORTS, SET, export_address, report_address
-from specscope.app.render.html import badge, drafter, lossy, run_address, text
+from specscope.app.render.html import badge, drafter, lossy, name_of, run_address, text
 from specscope.engine.checkpoints.forms import model_name
 from specscope.engine.trace.events import Header
 from specscope.engine.trace.trace import Trace
 from specscope.traces.database.store import Summary
 from specscope.traces.export.sets import html as sets_html
 from specscope.traces.facts.imported import is_foreign
-from specscope.traces.facts.settings import config_text
 from specscope.traces.sets.compared import SetsView, sets_of
 from specscope.traces.sets.figures import One
 from specscope.traces.sets.members import members_of
@@ -172,11 +171,6 @@ def _request_address(row: One) -> str:
 
 def _export(run: str, form: str) -> str:
     return f'<a href="{export_address(run, form)}" download>{form}</a>'
-
-
-def name_of(header: Header) -> str:
-    config = config_text(header.method, header.config)
-    return f"{header.title} · {config}" if config else header.title
 
 
 def moment(created: str) -> str:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from specscope.engine.trace.events import Header
 from specscope.traces.export.assets import file_page, page_asset, plotly_script
-from specscope.traces.facts.settings import drafter_text
+from specscope.traces.facts.settings import config_text, drafter_text
 from specscope.traces.view.figures import LOSSY
 
 
@@ -65,6 +65,12 @@ def drafter(header: Header) -> str:
     return badge(f"drafter {name}", title="The target's own weights in fewer bits.") if name else ""
 
 
+def name_of(header: Header) -> str:
+    """Return the title of a run's method, with the settings that differ from the usual ones."""
+    config = config_text(header.method, header.config)
+    return f"{header.title} · {config}" if config else header.title
+
+
 def scrolling(label: str) -> str:
     """Return the opening tag of a box that scrolls sideways, also by keyboard."""
     return f'<div class="app-scroll" tabindex="0" role="group" aria-label="{text(label)}">'
@@ -80,14 +86,6 @@ def table(head: list[str], rows: list[list[str]], label: str) -> str:
     )
 
 
-COLOURS = {
-    "speculative": ("#0072b2", "#56b4e9", "solid"),
-    "pearl": ("#b25a00", "#e69f00", "dash"),
-    "dsi": ("#008060", "#35c79a", "dot"),
-}
-"""Name of a curve -> its colour on light and on dark ground, and its dashes."""
-
-
 STYLES = (
     ("#0072b2", "#56b4e9", "solid"),
     ("#b25a00", "#e69f00", "dash"),
@@ -96,6 +94,7 @@ STYLES = (
     ("#4d4d4d", "#b3b3b3", "longdash"),
 )
 """Colour on light and on dark ground, and dashes, of the lines of a chart."""
+COLOURS = dict(zip(("speculative", "pearl", "dsi"), STYLES, strict=False))
 
 
 def curve(name: str, title: str, x: Sequence[float], y: Sequence[float], **facts: Any) -> Any:

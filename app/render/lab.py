@@ -119,10 +119,6 @@ def page(plan: Sweep, cells: Sequence[SweepCell], points: Sequence[Point], *, dr
     return app_page(f"{METHODS[plan.method].title}: {axes}", body, drawn="data-figure" in body)
 
 
-def sweep_progress(plan: Sweep, cells: Sequence[SweepCell]) -> str:
-    return progress(len(cells), len(plan.places), "cells")
-
-
 def progress(done: int, total: int, what: str, *more: str) -> str:
     words = " · ".join([f"{done} of {total} {what}", *more])
     return (

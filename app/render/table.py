@@ -1,4 +1,4 @@
-"""Tables of figures: declared once, shown as text, as HTML, in a notebook and as a data frame."""
+"""Tables of figures: declared once, shown as text, as HTML and in a notebook; data frames."""
 
 from __future__ import annotations
 
@@ -56,11 +56,6 @@ class Table(NamedTuple):
 
     def notebook(self) -> str:
         return figures_table(self.titles, self.texts())
-
-    def frame(self) -> pandas.DataFrame:
-        """Return a row for each row, by the columns' names; UsageError without pandas."""
-        names = [column.name for column in self.columns]
-        return frame(names, [[row[name] for name in names] for row in self.rows])
 
 
 def frame(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> pandas.DataFrame:

@@ -43,11 +43,7 @@ LIMITS = (
     "GPUs round differently for different numbers of rows: at temperature 0 two methods may differ where two "
     "tokens tie.",
 )
-KEYS = (
-    ("Ctrl or ⌘ + Enter", "run the prompt"),
-    ("Escape", "stop"),
-    ("?", "in the timeline: show its keys"),
-)
+KEYS = (("Ctrl or ⌘ + Enter", "run the prompt"), ("Escape", "stop"), ("?", "in the timeline: show its keys"))
 
 
 def about_page(facts: Mapping[str, Any]) -> str:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
-
-import gradio as gr
-from gradio.components import Component
 
 from specscope.app.jobs.service import Service
 from specscope.app.jobs.stored import find_traces
@@ -17,20 +14,13 @@ from specscope.app.render.advise import html, page
 from specscope.app.render.html import alert, note
 from specscope.app.render.lab import progress
 from specscope.app.tabs.requests import at
-from specscope.app.tabs.settings import Controls, asked, check, marked, read, row
-from specscope.app.tabs.wiring import Stops, WorkState, build_message, plain_html
+from specscope.app.tabs.settings import Experiment, asked, check, marked, read, row
 from specscope.engine.errors import OutOfMemory, SpecScopeError
 from specscope.engine.simulate.shapes import data, with_shape
 from specscope.traces.advise.acceptance import acceptance_of, parse_other, parse_rates
 from specscope.traces.advise.answer import Answer, answered
 from specscope.traces.advise.others import KINDS, Other
-from specscope.traces.advise.question import (
-    DTYPES,
-    MOST_CONTEXT,
-    MOST_NEW,
-    Question,
-    parse_batches,
-)
+from specscope.traces.advise.question import DTYPES, MOST_CONTEXT, MOST_NEW, Question, parse_batches
 from specscope.traces.advise.words import facts, refusal
 
 _ADVISE = (
@@ -124,57 +114,42 @@ def question_of(given: AdviceSettings, service: Service) -> Question:
         )
 
 
-class AdviseTab:
-    """The tab of advice: its components and their event handlers."""
+def build_advise(service: Service) -> Experiment[AdviceSettings]:
+    made = Experiment("advise", usual_settings(), service, _work, example)
+    with made.card("My GPUs, my models", _ADVISE) as controls:
+        with row():
+            controls.add("count", "card", "target", "drafter")
+        with row():
+            controls.add("dtype", "drafter_dtype", "rates", "recorded")
+        with row():
+            controls.add("head", "ngrams", "batches", "context")
+        with row():
+            controls.add("tokens", "engine")
+            made.add_buttons("Advise")
+        made.add_result()
+    return made
 
-    def __init__(self, service: Service) -> None:
-        self.service, self.stops = service, Stops()
-        made = self.controls = Controls("advise", usual_settings())
-        with gr.Column(elem_id="advise", elem_classes="app-card"):
-            gr.HTML("<h2>My GPUs, my models</h2>" + note(_ADVISE))
-            with row():
-                made.add("count", "card", "target", "drafter")
-            with row():
-                made.add("dtype", "drafter_dtype", "rates", "recorded")
-            with row():
-                made.add("head", "ngrams", "batches", "context")
-            with row():
-                made.add("tokens", "engine")
-                self.start, self.stop = made.add_buttons("Advise")
-            self.message = build_message("advise-message")
-            self.result = plain_html(elem_id="advise-result")
-            self.name = gr.Textbox("", visible=False)
-        shown: list[Component] = [self.name, self.message, self.result]
-        self.stops.connect(self.start, self.stop, self.run, made.inputs, shown)
 
-    # -- event handlers
-
-    def first(self, name: str) -> Any:
-        return gr.skip() if name else example()
-
-    def run(self, *given: Any) -> Iterator[WorkState]:
-        return self.stops.states(lambda stop: self._work(self.controls.settings(given), stop))
-
-    def _work(self, given: AdviceSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
-        answer, drawn, done, total = Answer(question_of(given, self.service)), "", 0, 1
-        yield progress(0, 1, "places"), ""
-        try:
-            for done, total in answered(answer, stop):
-                option = answer.options[-1]
-                self.service.hold(option.traces)
-                yield progress(done, total, "places", f"{option.title}, batch {option.batch}"), drawn
-            found = facts(answer)
-        except OutOfMemory as error:
-            yield alert(refusal(answer.question, error)), drawn
-        except SpecScopeError as error:
-            yield alert(error), drawn
-        else:
-            ended = (
-                f"Stopped after {done} of {total} places."
-                if done < total
-                else f"{total} places, in virtual time."
-            )
-            yield note(ended), html(found) + _saved(page(found))
+def _work(service: Service, given: AdviceSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
+    answer, drawn, done, total = Answer(question_of(given, service)), "", 0, 1
+    yield progress(0, 1, "places"), ""
+    try:
+        for done, total in answered(answer, stop):
+            option = answer.options[-1]
+            service.hold(option.traces)
+            yield progress(done, total, "places", f"{option.title}, batch {option.batch}"), drawn
+        found = facts(answer)
+    except OutOfMemory as error:
+        yield alert(refusal(answer.question, error)), drawn
+    except SpecScopeError as error:
+        yield alert(error), drawn
+    else:
+        ended = (
+            f"Stopped after {done} of {total} places."
+            if done < total
+            else f"{total} places, in virtual time."
+        )
+        yield note(ended), html(found) + _saved(page(found))
 
 
 def _saved(document: str) -> str:

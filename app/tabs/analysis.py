@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -14,9 +15,9 @@ import gradio as gr
 from specscope.app.jobs.service import Service
 from specscope.app.jobs.stored import find_traces, store_of
 from specscope.app.render.analysis import LONGEST, acceptance_table, chart, difference, what_if_result
-from specscope.app.render.history import name_of
-from specscope.app.render.html import alert, note
+from specscope.app.render.html import alert, name_of, note
 from specscope.app.tabs.requests import at, check_profile
+from specscope.app.tabs.settings import Controls, asked, check, row
 from specscope.app.tabs.wiring import (
     CHARTS,
     QUIET,
@@ -46,11 +47,29 @@ MOST_C = 1000
 USUAL_C = 40
 
 
+@dataclass(frozen=True, slots=True)
+class WhatIfSettings:
+    """The values of the what-if's controls."""
+
+    run: str | None = asked("Run", choices=list, default=None, visible=False)
+    method: str = asked(
+        "Method", choices=lambda: [(OWN, ""), *((m.title, key) for key, m in METHODS.items())]
+    )
+    profile: str = asked("Cluster", choices=profiles)
+    pair: str = asked("Modelled pair", choices=lambda: _pairs(""))
+    devices: int = asked("Devices (0: all)", default=0)
+    settings: str = asked("Settings", placeholder="gamma=6, pre_verify=off")
+
+    def __post_init__(self) -> None:
+        check(self, "whatif")
+
+
 class Analysis:
     """The components and their event handlers."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        made = self.made = Controls("whatif", WhatIfSettings(profile=profiles()[0]))
         with gr.Column(elem_id="difference", elem_classes="app-card", visible=False) as self.second:
             gr.HTML("<h2>Difference</h2>")
             with gr.Row(elem_classes="app-whatif", visible=False) as self.chosen:
@@ -65,8 +84,9 @@ class Analysis:
             self.acceptance = plain_html()
         self.cards = [self.card, self.second, self.third]
         self.sliders = [self.rate, self.gamma, self.c]
+        self.run = made["run"]
         self.controls = [
-            *(self.method, self.profile, self.pair, self.settings, self.devices),
+            *(made[name] for name in ("method", "profile", "pair", "settings", "devices")),
             *(self.message, self.result, self.viewer, self.keep, self.kept),
             *(self.chart, *self.sliders),
         ]
@@ -83,19 +103,8 @@ class Analysis:
                 "The recorded drafts and decisions, replayed on a virtual cluster, or with a measured run's own times."
             )
         )
-        with gr.Row(elem_classes="app-whatif", equal_height=True):
-            self.run = gr.Dropdown([], label="Run", visible=False)
-            titles = [(method.title, key) for key, method in METHODS.items()]
-            self.method = gr.Dropdown([(OWN, ""), *titles], value="", label="Method", elem_id="whatif-method")
-            self.profile = gr.Dropdown(
-                profiles(), label="Cluster", value=profiles()[0], elem_id="whatif-profile"
-            )
-            self.pair = gr.Dropdown([("Default", "")], value="", label="Modelled pair")
-            named = {"label": "Devices (0: all)", "elem_id": "whatif-devices"}
-            self.devices = gr.Number(0, precision=0, **named)
-            hint = "gamma=6, pre_verify=off"
-            named = {"label": "Settings", "elem_id": "whatif-settings"}
-            self.settings = gr.Textbox("", placeholder=hint, max_lines=1, **named)
+        with row():
+            self.made.add("run", "method", "profile", "pair", "devices", "settings")
             self.replay = gr.Button("Replay", variant="primary", elem_id="whatif-replay", **SMALL)
         self.message = build_message("whatif-message")
         self.result = plain_html(elem_id="whatif-result")
@@ -125,11 +134,12 @@ class Analysis:
     def _connect(self) -> None:
         for slider in self.sliders:
             slider.input(draw, self.sliders, self.chart, trigger_mode="always_last", **QUIET)
-        self.profile.input(pairs_of, self.profile, self.pair, **QUIET)
-        wanted = [self.run, self.method, self.profile, self.pair, self.devices, self.settings]
+        made = self.made
+        made["profile"].input(pairs_of, made["profile"], made["pair"], **QUIET)
         shown = [self.message, self.result, self.viewer, self.keep, self.kept]
         seen: dict[str, Any] = {**QUIET, "show_progress": "minimal"}
-        gr.on([self.replay.click, self.settings.submit], self.show_replay, wanted, shown, **seen)
+        started = [self.replay.click, made["settings"].submit]
+        gr.on(started, self.show_replay, made.inputs, shown, **seen)
         self.run.input(self.choose, self.run, self.controls, **QUIET)
         for run in self.pair_of_runs:
             run.input(self.compare, self.pair_of_runs, self.diff, **QUIET)
@@ -167,25 +177,25 @@ class Analysis:
         try:
             return self._compared(find_traces(self.service, f"{first},{second}"))
         except SpecScopeError as error:
-            return alert(str(error))
+            return alert(error)
 
     def _compared(self, traces: Sequence[Trace]) -> str:
         try:
             return difference(diff(*traces), _names(traces))
         except SpecScopeError as error:
-            return alert(str(error))
+            return alert(error)
 
     def choose(self, run: str) -> Update:
         """Show the what-if of another of the open runs."""
         try:
             (trace,) = find_traces(self.service, str(run))
         except SpecScopeError as error:
-            return {self.message: alert(str(error))}
+            return {self.message: alert(error)}
         return self._start(trace)
 
     def _start(self, trace: Trace) -> Update:
         """Return the controls of a what-if as the run was recorded."""
-        header, metrics, own = trace.header, measure(trace), _has_own_times(trace)
+        made, header, metrics, own = self.made, trace.header, measure(trace), _has_own_times(trace)
         profile = header.profile if header.profile in profiles() else "pearl-4xA100"
         recorded = header.environment.get("profile_pair")
         # an own profile may have the name of a bundled one, with other pairs
@@ -199,10 +209,10 @@ class Analysis:
             min(MOST_C, max(1.0, round(metrics.c or latency.c, 2))),
         )
         return {
-            **dict.fromkeys((self.method, self.settings, self.message, self.result, self.kept), ""),
-            self.profile: gr.update(choices=_clusters(own), value="" if own else profile),
-            self.pair: gr.update(choices=_pairs("" if own else profile), value=pair or ""),
-            self.devices: 0,
+            **dict.fromkeys((made["method"], made["settings"], self.message, self.result, self.kept), ""),
+            made["profile"]: gr.update(choices=_clusters(own), value="" if own else profile),
+            made["pair"]: gr.update(choices=_pairs("" if own else profile), value=pair or ""),
+            made["devices"]: 0,
             self.viewer: viewed(()),
             self.keep: gr.update(visible=False),
             self.rate: values[0],
@@ -211,30 +221,25 @@ class Analysis:
             self.chart: chart(*values),
         }
 
-    def show_replay(
-        self, run: str, method: str, profile: str, pair: str, devices: float | None, settings: str
-    ) -> Update:
+    def show_replay(self, *given: Any) -> Update:
         from specscope.traces.whatif.replay import Change, what_if  # imports torch, which takes seconds
 
         try:
-            (trace,) = find_traces(self.service, str(run))
+            wanted = self.made.settings(given)
+            (trace,) = find_traces(self.service, str(wanted.run))
             with at("whatif-profile"):
-                if profile:
-                    check_profile(profile)
-                plain = None if profile or trace.header.virtual else self._plain(trace)
+                if wanted.profile:
+                    check_profile(wanted.profile)
+                plain = None if wanted.profile or trace.header.virtual else self._plain(trace)
             with at("whatif-settings"):
-                typed = settings_of(settings)
+                typed = settings_of(wanted.settings)
             controls = {"devices": "whatif-devices", **dict.fromkeys(typed, "whatif-settings")}
             with at("whatif-settings" if typed else "whatif-method", controls):
-                given = (str(pair or ""), int(devices or 0), str(method or ""), typed)
-                result = what_if(trace, Change(profile, *given, plain))
+                place = (wanted.profile, str(wanted.pair or ""), wanted.devices, str(wanted.method or ""))
+                result = what_if(trace, Change(*place, typed, plain))
         except SpecScopeError as error:
-            return {
-                self.message: alert(error),
-                self.result: "",
-                self.viewer: viewed(()),
-                self.keep: gr.update(visible=False),
-            }
+            nothing = {self.result: "", self.viewer: viewed(()), self.keep: gr.update(visible=False)}
+            return {self.message: alert(error), **nothing}
         self.service.hold(result.traces)
         ids = [t.header.run_id for t in result.traces]
         return {
@@ -258,7 +263,7 @@ class Analysis:
             traces = find_traces(self.service, str(kept))
             store_of(self.service).insert(*traces)
         except SpecScopeError as error:
-            return {self.message: alert(str(error))}
+            return {self.message: alert(error)}
         stored = f"Stored as {' and '.join(t.header.run_id for t in traces)}."
         return {self.message: note(stored), self.keep: gr.update(interactive=False)}
 

@@ -15,8 +15,7 @@ from specscope.app.jobs.long import long_runs
 from specscope.app.jobs.runs import Lane, lanes_of
 from specscope.app.jobs.service import Service
 from specscope.app.jobs.stored import MAX_COMPARED, find_traces
-from specscope.app.render.history import name_of
-from specscope.app.render.html import text
+from specscope.app.render.html import name_of, text
 from specscope.traces.export.report import LONG, beginning
 from specscope.traces.judge.race import grouped
 

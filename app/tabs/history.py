@@ -139,7 +139,7 @@ class History:
         try:
             rows, total = self._store().runs(query=query, offset=offset, limit=PAGE_SIZE)
         except SpecScopeError as error:
-            return {self.message: alert(str(error))}
+            return {self.message: alert(error)}
         if not rows and offset:
             return self.refresh(query, _place(query, max(0, offset - PAGE_SIZE), selected), message)
         return {
@@ -202,7 +202,7 @@ class History:
             groups = grouped([store.header(run) for run in runs])
             return self.show(["~".join(h.run_id for h in group) for group in groups][:MAX_COMPARED])
         except SpecScopeError as error:
-            return {self.message: alert(str(error))}
+            return {self.message: alert(error)}
 
     def open_selected(self, place: Place) -> Update:
         return self.show(_read(place)[1])
@@ -218,7 +218,7 @@ class History:
         try:
             return self.show(keep(self._store()))
         except SpecScopeError as error:
-            return {self.message: alert(str(error))}
+            return {self.message: alert(error)}
 
     def show(self, runs: Sequence[str]) -> Update:
         """Open runs in the viewer; of long runs `analyse` shows the analysis later."""
@@ -250,7 +250,7 @@ class History:
 
     def _refused(self, error: SpecScopeError) -> Update:
         return {
-            self.message: alert(str(error)),
+            self.message: alert(error),
             self.listing: gr.update(visible=True),
             self.detail: gr.update(visible=False),
         }
@@ -266,17 +266,16 @@ class History:
             self.message: "",
         }
 
-    async def follow(self, event: gr.EventData) -> AsyncIterator[Update]:
+    def follow(self, event: gr.EventData) -> AsyncIterator[Update]:
         """Follow what the page names."""
-        async for update in self._follow([str(name) for name in event.files]):
-            yield update
+        return self._follow([str(name) for name in event.files])
 
     async def follow_typed(self, text: str) -> AsyncIterator[Update]:
         """Follow a path or an address."""
         try:
             name = self.service.follower.recordings.add(text)
         except SpecScopeError as error:
-            yield {self.message: alert(str(error))}
+            yield {self.message: alert(error)}
             return
         async for update in self._follow([name]):
             yield update
@@ -293,7 +292,7 @@ class History:
         try:
             followed = self.following.start(names)
         except SpecScopeError as error:  # not above the list, which may be read again just now
-            yield {**empty, **self.following.left(), self.following.line: alert(str(error))}
+            yield {**empty, **self.following.left(), self.following.line: alert(error)}
             return
         yield {**empty, **self.following.begun(followed)}
         revision = 0
@@ -333,7 +332,7 @@ class History:
         try:
             selected = self._store().named(str(event.runs).split(","))
         except SpecScopeError as error:
-            return self.list_again(query, place) | {self.message: alert(str(error))}
+            return self.list_again(query, place) | {self.message: alert(error)}
         place = _place(query, selected=selected)
         return self.list_again(query, place) | self.ask_delete(place)
 
@@ -342,7 +341,7 @@ class History:
         try:
             count = self._store().delete(selected)
         except SpecScopeError as error:
-            return self.refresh(query, place, alert(str(error)))
+            return self.refresh(query, place, alert(error))
         message = note(f"{count} run{'s' if count != 1 else ''} deleted.")
         return self.refresh(query, _place(query, offset), message)
 

@@ -15,11 +15,11 @@ from specscope.app.experiments.sweep import axes_of, plan_of, scripted
 from specscope.app.jobs.runs import LiveRun, RunRequest
 from specscope.app.jobs.service import Service
 from specscope.app.render.html import alert, note
-from specscope.app.render.lab import sweep_progress, sweep_result
+from specscope.app.render.lab import progress, sweep_result
 from specscope.app.tabs.requests import MOST_PASSES, VIRTUAL, FormError, at, check_profile, lines_of
 from specscope.app.tabs.settings import (
     HERE,
-    Controls,
+    Experiment,
     asked,
     check,
     clusters,
@@ -29,7 +29,7 @@ from specscope.app.tabs.settings import (
     read,
     row,
 )
-from specscope.app.tabs.wiring import CHARTS, QUIET, Stops, WorkState, build_message, plain_html
+from specscope.app.tabs.wiring import CHARTS, QUIET
 from specscope.engine.bounds import check_prompt
 from specscope.engine.checkpoints.forms import FORMS
 from specscope.engine.errors import SpecScopeError, UsageError, shown
@@ -196,86 +196,71 @@ def _check_drafters(rows: Axis) -> None:
         raise UsageError(f"there is no drafter {shown(unknown[0])}; choose among {', '.join(known)}")
 
 
-class Lab:
-    """The tab of sweeps: its components and their event handlers."""
+def build_lab(service: Service, pair: str | None = None) -> Experiment[LabSettings]:
+    first = usual_settings()
+    made = Experiment("lab", first, service, _work, example)
+    with made.card("Sweep the settings of a method", _SWEEP) as controls:
+        with row():
+            controls.add("method")
+            controls.add("field", choices=_fields(first.method)["choices"])
+            controls.add("values")
+            controls.add("rows", choices=_rows(first.method)["choices"])
+            controls.add("row_values")
+        with row():
+            controls.add_cluster("profile", "pair")
+            controls.add("tokens", "seeds")
+            made.add_buttons("Sweep")
+        with row(visible=False) as decoded:
+            controls.add("models", value=pair or pairs.opening())
+            controls.add("prompts", "passes")
+        made.add_result("map", js_on_load=CHARTS)
+    one, against = controls, [controls["row_values"], decoded, controls["seeds"]]
+    offered = [one["field"], one["values"], one["rows"], *against]
+    one["method"].change(offer, one["method"], offered, **QUIET)
+    one["field"].change(offer_values, [one["method"], one["field"]], one["values"], **QUIET)
+    one["rows"].change(offer_rows, [one["method"], one["rows"]], against, **QUIET)
+    return made
 
-    def __init__(self, service: Service, pair: str | None = None) -> None:
-        self.service, self.stops = service, Stops()
-        first = usual_settings()
-        self.controls = made = Controls("lab", first)
-        with gr.Column(elem_id="lab", elem_classes="app-card"):
-            gr.HTML("<h2>Sweep the settings of a method</h2>" + note(_SWEEP))
-            with row():
-                made.add("method")
-                made.add("field", choices=_fields(first.method)["choices"])
-                made.add("values")
-                made.add("rows", choices=_rows(first.method)["choices"])
-                made.add("row_values")
-            with row():
-                made.add_cluster("profile", "pair")
-                made.add("tokens", "seeds")
-                self.start, self.stop = made.add_buttons("Sweep")
-            with row(visible=False) as self.decoded:
-                made.add("models", value=pair or pairs.opening())
-                made.add("prompts", "passes")
-            self.message = build_message("lab-message")
-            self.map = plain_html(elem_id="lab-map", js_on_load=CHARTS)
-            self.name = gr.Textbox("", visible=False)
-        self._connect()
 
-    def _connect(self) -> None:
-        one = self.controls
-        against = [one["row_values"], self.decoded, one["seeds"]]
-        offered = [one["field"], one["values"], one["rows"], *against]
-        one["method"].change(self.offer, one["method"], offered, **QUIET)
-        one["field"].change(self.offer_values, [one["method"], one["field"]], one["values"], **QUIET)
-        one["rows"].change(self.offer_rows, [one["method"], one["rows"]], against, **QUIET)
-        self.stops.connect(self.start, self.stop, self.run, one.inputs, [self.name, self.message, self.map])
+def offer(method: str) -> list[Any]:
+    """Offer the axes of a method, with usual values."""
+    if method not in sweepable():
+        return [gr.skip()] * 6
+    rows, usual = _rows(method), _usual(numeric(METHODS[method])[0])
+    shown = [gr.update(**_fields(method)), usual, gr.update(**rows)]
+    return [*shown, *offer_rows(method, rows["value"])]
 
-    # -- event handlers
 
-    def first(self, name: str) -> Any:
-        """Show the finished example, until a sweep has run: its charts import plotly."""
-        return gr.skip() if name else example()
+def offer_values(method: str, field: str) -> Any:
+    return gr.update(**_values(method, field))
 
-    def offer(self, method: str) -> list[Any]:
-        if method not in sweepable():
-            return [gr.skip()] * 6
-        rows, usual = _rows(method), _usual(numeric(METHODS[method])[0])
-        shown = [gr.update(**_fields(method)), usual, gr.update(**rows)]
-        return [*shown, *self.offer_rows(method, rows["value"])]
 
-    def offer_values(self, method: str, field: str) -> Any:
-        return gr.update(**_values(method, field))
+def offer_rows(method: str, rows: str) -> list[Any]:
+    """Offer usual values of the second axis, and show the settings that it needs."""
+    scripted = rows == ACCEPTANCE
+    usual: dict[str, Any] = {"value": RATES} if scripted else _values(method, rows)
+    values = gr.update(visible=rows != MODELS_ROW, **usual)
+    return [values, gr.update(visible=not scripted), gr.update(visible=scripted)]
 
-    def offer_rows(self, method: str, rows: str) -> list[Any]:
-        """Offer usual values of the second axis, and show the settings that it needs."""
-        scripted = rows == ACCEPTANCE
-        usual: dict[str, Any] = {"value": RATES} if scripted else _values(method, rows)
-        values = gr.update(visible=rows != MODELS_ROW, **usual)
-        return [values, gr.update(visible=not scripted), gr.update(visible=scripted)]
 
-    def run(self, *given: Any) -> Iterator[WorkState]:
-        return self.stops.states(lambda stop: self._work(self.controls.settings(given), stop))
-
-    def _work(self, given: LabSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
-        work, cells, before = sweep_work(given, self.service, stop), list[SweepCell](), read_load()
-        plan = work.plan
-        yield sweep_progress(plan, cells), sweep_result(plan, cells, work.points)
-        try:
-            for cell in sweep(plan, work.run, stop):
-                cells.append(cell)
-                if plan.scripted:  # all other runs are stored
-                    self.service.hold([trace for passes in cell.traces for trace in passes])
-                yield sweep_progress(plan, cells), sweep_result(plan, cells, work.points)
-        except SpecScopeError as error:
-            yield alert(error), sweep_result(plan, cells, work.points, drawn=True) if cells else ""
-            return
-        stopped = f"Stopped after {len(cells)} of {len(plan.places)} cells."
-        ended = stopped if stop.is_set() else f"{len(cells)} cells."
-        warning = busy_since(before) if plan.measured else ""
-        message = note(" ".join(filter(None, [ended, warning])))
-        yield message, sweep_result(plan, cells, work.points, drawn=True)
+def _work(service: Service, given: LabSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
+    work, cells, before = sweep_work(given, service, stop), list[SweepCell](), read_load()
+    plan = work.plan
+    yield progress(len(cells), len(plan.places), "cells"), sweep_result(plan, cells, work.points)
+    try:
+        for cell in sweep(plan, work.run, stop):
+            cells.append(cell)
+            if plan.scripted:  # all other runs are stored
+                service.hold([trace for passes in cell.traces for trace in passes])
+            yield progress(len(cells), len(plan.places), "cells"), sweep_result(plan, cells, work.points)
+    except SpecScopeError as error:
+        yield alert(error), sweep_result(plan, cells, work.points, drawn=True) if cells else ""
+        return
+    stopped = f"Stopped after {len(cells)} of {len(plan.places)} cells."
+    ended = stopped if stop.is_set() else f"{len(cells)} cells."
+    warning = busy_since(before) if plan.measured else ""
+    message = note(" ".join(filter(None, [ended, warning])))
+    yield message, sweep_result(plan, cells, work.points, drawn=True)
 
 
 def example() -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import gradio as gr
-from gradio.components import Component
 
 from specscope.app.busy import busy_since, read_load
 from specscope.app.experiments.load import (
@@ -30,8 +29,8 @@ from specscope.app.render.html import alert, note
 from specscope.app.render.lab import progress
 from specscope.app.tabs.lab import request_of, waiting
 from specscope.app.tabs.requests import FormError, at, check_profile, lines_of
-from specscope.app.tabs.settings import HERE, Controls, asked, check, clusters, marked, models, read, row
-from specscope.app.tabs.wiring import CHARTS, QUIET, Stops, WorkState, build_message, plain_html
+from specscope.app.tabs.settings import HERE, Experiment, asked, check, clusters, marked, models, read, row
+from specscope.app.tabs.wiring import CHARTS, QUIET
 from specscope.engine.bounds import check_prompt
 from specscope.engine.errors import SpecScopeError, UsageError, shown
 from specscope.engine.methods import BASELINE, METHODS
@@ -187,62 +186,49 @@ def serve(
         yield job, run, run.result()
 
 
-class LoadTab:
-    """The tab of requests under load: its components and their event handlers."""
+def build_load(service: Service) -> Experiment[LoadSettings]:
+    made = Experiment("load", usual_settings(), service, _work, example)
+    with made.card("Serve requests under load", _LOAD) as controls:
+        controls.add("methods", "policies")
+        with row():
+            controls.add_cluster("profile", "pair")
+            controls.add("models")
+        with row():
+            controls.add("arriving", "rate", "times", "requests", "tokens", "prompts")
+        with row():
+            controls.add("sizes", "ttft", "tpot")
+            made.add_buttons("Serve")
+        made.add_result(js_on_load=CHARTS)
+    timed = [controls[name] for name in ("rate", "times", "requests")]
+    controls["arriving"].change(offer, controls["arriving"], timed, **QUIET)
+    return made
 
-    def __init__(self, service: Service) -> None:
-        self.service, self.stops = service, Stops()
-        self.controls = made = Controls("load", usual_settings())
-        with gr.Column(elem_id="load", elem_classes="app-card"):
-            gr.HTML("<h2>Serve requests under load</h2>" + note(_LOAD))
-            made.add("methods", "policies")
-            with row():
-                made.add_cluster("profile", "pair")
-                made.add("models")
-            with row():
-                made.add("arriving", "rate", "times", "requests", "tokens", "prompts")
-            with row():
-                made.add("sizes", "ttft", "tpot")
-                self.start, self.stop = made.add_buttons("Serve")
-            self.message = build_message("load-message")
-            self.result = plain_html(elem_id="load-result", js_on_load=CHARTS)
-            self.name = gr.Textbox("", visible=False)
-        timed = [made[name] for name in ("rate", "times", "requests")]
-        made["arriving"].change(self.offer, made["arriving"], timed, **QUIET)
-        shown: list[Component] = [self.name, self.message, self.result]
-        self.stops.connect(self.start, self.stop, self.run, made.inputs, shown)
 
-    # -- event handlers
+def offer(arriving: str) -> list[Any]:
+    """Show the controls of when requests arrive."""
+    shown = (arriving == RATE, arriving == TIMES, arriving != TIMES)
+    return [gr.update(visible=visible) for visible in shown]
 
-    def first(self, name: str) -> Any:
-        return gr.skip() if name else example()
 
-    def offer(self, arriving: str) -> list[Any]:
-        shown = (arriving == RATE, arriving == TIMES, arriving != TIMES)
-        return [gr.update(visible=visible) for visible in shown]
-
-    def run(self, *given: Any) -> Iterator[WorkState]:
-        return self.stops.states(lambda stop: self._work(self.controls.settings(given), stop))
-
-    def _work(self, given: LoadSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
-        plan, done, before, drawn = load_plan(given), 0, read_load(), ""
-        cells, jobs = dict[LoadLine, dict[int, Trace]](), plan.serving.jobs()
-        last = {job.batch: job for job in jobs}.values()
-        yield progress(done, len(jobs), "runs"), drawn
-        try:
-            for job, run, trace in serve(plan, jobs, self.service, stop):
-                if trace is not None:
-                    done += 1
-                    cells.setdefault(job.line, {})[job.batch] = trace
-                    drawn = _result(plan, cells) if job in last else drawn
-                now = f"{job.line.title}, batch {job.batch}: {_state(plan, run)}"
-                yield progress(done, len(jobs), "runs", now), drawn
-        except SpecScopeError as error:
-            over = note("Stopped: the finished runs are shown." if cells else str(error))
-            yield over if stop.is_set() else alert(error), _result(plan, cells)
-        else:
-            warning = "" if plan.request.profile else busy_since(before)
-            yield note(f"{done} runs."), _result(plan, cells, warning)
+def _work(service: Service, given: LoadSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
+    plan, done, before, drawn = load_plan(given), 0, read_load(), ""
+    cells, jobs = dict[LoadLine, dict[int, Trace]](), plan.serving.jobs()
+    last = {job.batch: job for job in jobs}.values()
+    yield progress(done, len(jobs), "runs"), drawn
+    try:
+        for job, run, trace in serve(plan, jobs, service, stop):
+            if trace is not None:
+                done += 1
+                cells.setdefault(job.line, {})[job.batch] = trace
+                drawn = _result(plan, cells) if job in last else drawn
+            now = f"{job.line.title}, batch {job.batch}: {_state(plan, run)}"
+            yield progress(done, len(jobs), "runs", now), drawn
+    except SpecScopeError as error:
+        over = note("Stopped: the finished runs are shown." if cells else str(error))
+        yield over if stop.is_set() else alert(error), _result(plan, cells)
+    else:
+        warning = "" if plan.request.profile else busy_since(before)
+        yield note(f"{done} runs."), _result(plan, cells, warning)
 
 
 def _state(plan: LoadPlan, run: LiveRun) -> str:

@@ -16,12 +16,12 @@ from specscope.app.jobs.service import Service
 from specscope.app.jobs.stored import find_traces
 from specscope.app.pairs import TOY, opening
 from specscope.app.ray import Ray
-from specscope.app.render.history import name_of
-from specscope.app.render.html import alert
+from specscope.app.render.html import alert, name_of
 from specscope.app.render.turn import finished_line, folded_line, kept_line, name_of_request, turn_line
 from specscope.app.tabs.chat import FRESH, Chat, Streams, conversation, running, stored
-from specscope.app.tabs.form import Composer, Form, build_settings, offer_script, value_of
+from specscope.app.tabs.form import Composer, Form, offer_script
 from specscope.app.tabs.library import Library, absent_note
+from specscope.app.tabs.picker import value_of
 from specscope.app.tabs.requests import MOST_RUNS, FormError, blame, make_requests, passes_of
 from specscope.app.tabs.streaming import Frame, frames
 from specscope.app.tabs.wiring import (
@@ -44,7 +44,6 @@ class Playground:
 
     def __init__(self, service: Service, pair: str | None = TOY, ray: Ray | None = None) -> None:
         self.service, self.pair, self.ray = service, pair, ray
-        self.form = Form()
         self.streams = Streams("playground")
         self.chat = gr.JSON(Chat().to_json(), visible=False)
         self.noted = gr.JSON(visible=False)
@@ -54,8 +53,8 @@ class Playground:
         self.composer = Composer(chosen=pair is not None)
         build_demo()
         self.folded = plain_html(elem_id="folded", js_on_load="SpecScopeApp.fold(element, watch);")
-        card = build_settings(self.form, pair or opening(), ray)
-        with card:
+        self.form = Form(pair or opening(), ray)
+        with self.form.card:
             self.library = Library(service, self.form.controls["models"], self.composer.notice)
         with gr.Column(elem_id="results", elem_classes="app-plain"):
             self.turn = gr.HTML(turn_line("idle"), elem_id="turn")
@@ -67,11 +66,11 @@ class Playground:
 
     def _connect(self) -> None:
         composer, form, streams = self.composer, self.form, self.streams
-        given = [composer.prompt, composer.system, self.chat, composer.follow, *form.inputs]
+        given = [composer.prompt, composer.system, self.chat, composer.follow, *form.made.inputs]
         changed = [
             *(self.chat, self.kept, composer.prompt, composer.follow, *composer.buttons),
             *(self.turn, self.talk, self.viewer, self.folded, *self.panes),
-            *(*form.inputs, composer.system, composer.notice, composer.alert),
+            *(*form.made.inputs, composer.system, composer.notice, composer.alert),
         ]
         runs: dict[str, Any] = {**QUIET, **streams.in_order, "trigger_mode": "once"}
         composer.go.click(streams.handler(self.ask), given, changed, **runs)
@@ -161,7 +160,7 @@ class Playground:
             yield self._alert(FormError("prompt", "the prompt is empty; type some text"))
             return
         chat = Chat.of(talk).asked(prompt, FRESH if chosen is None else chosen)
-        async for update in self._answer(chat, system, self.form.values(given)):
+        async for update in self._answer(chat, system, self.form.made.values(given)):
             yield update
 
     async def regenerate(
@@ -169,7 +168,7 @@ class Playground:
     ) -> AsyncIterator[Update]:
         """Answer the last message again with the current settings; when sampling, the next seed."""
         del prompt, chosen
-        values, chat = self.form.values(given), Chat.of(talk)
+        values, chat = self.form.made.values(given), Chat.of(talk)
         if not chat.prompt:
             message = "there is no message to answer again; type one and press Run"
             yield self._alert(FormError("prompt", message))
@@ -184,7 +183,7 @@ class Playground:
     ) -> AsyncIterator[Update]:
         """Answer again with the baseline, the run, and the advised one or the advised drafter."""
         del prompt, chosen
-        values, chat = self.form.values(given), Chat.of(talk)
+        values, chat = self.form.made.values(given), Chat.of(talk)
         try:
             used = find_traces(self.service, str(event.run))[0].header
         except SpecScopeError as error:

@@ -1,62 +1,25 @@
-"""My server: the addresses of running servers, what each of them is, and what it will show."""
+"""My server: what the named servers are, and what each of them will show."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
 
 from specscope.app.render.html import text
 from specscope.app.tabs.requests import MOST_SERVERS, lines_of
+from specscope.app.tabs.settings import Controls
 from specscope.app.tabs.wiring import QUIET, SMALL
 from specscope.engine.errors import SpecScopeError
 from specscope.engine.servers.session import connect
 
-ABOUT = (
-    "A running llama.cpp, vLLM or other server with OpenAI's routes, one address per line: each gets a "
-    "pane of its own, such as one with drafts and one without."
-)
-HINT = "http://127.0.0.1:8080"
 
-
-def build_server(add: Callable[[str, Any], Any]) -> None:
-    """Add the controls of servers; a button asks what they are."""
-    servers = gr.Textbox(
-        "",
-        label="Addresses",
-        info=ABOUT,
-        placeholder=HINT,
-        elem_id="servers",
-        lines=1,
-        max_lines=MOST_SERVERS,
-    )
-    add("servers", servers)
-    key = gr.Textbox(
-        "",
-        label="Key",
-        info="Only for servers that ask for one: sent to each of these servers, and stored nowhere. Empty: SPECSCOPE_SERVER_KEY.",
-        type="password",
-        html_attributes=gr.InputHTMLAttributes(autocomplete="off"),
-        elem_id="server-key",
-    )
-    add("server_key", key)
-    sent = "Off: only servers of this machine are asked."
-    remote = gr.Checkbox(False, label="Send my prompts to other machines, too", info=sent, elem_id="remote")
-    add("remote", remote)
-    chances = "llama.cpp: of tokens that it did not verify. It takes time, so leave it out of a race."
-    add(
-        "probabilities",
-        gr.Checkbox(False, label="Ask for p of the tokens", info=chances, elem_id="probabilities"),
-    )
-    at_once = "Sent at the same time, blank lines separate them: how the server decodes several requests."
-    add(
-        "together",
-        gr.Textbox("", label="More prompts", info=at_once, elem_id="together", lines=1, max_lines=8),
-    )
+def build_question(made: Controls[Any]) -> None:
+    """Add a button that asks the named servers what they are."""
     ask = gr.Button("What will it show?", elem_id="ask-server", **SMALL)
     answer = gr.HTML("", elem_id="server-answer")
-    gr.on([ask.click, servers.submit], asked, [servers, key, remote], answer, **QUIET)
+    given = [made[name] for name in ("servers", "server_key", "remote")]
+    gr.on([ask.click, made["servers"].submit], asked, given, answer, **QUIET)
 
 
 def asked(servers: str, key: str, remote: bool) -> str:

@@ -1,21 +1,23 @@
-"""The settings of a tab, each declared once: its control, its id on the page, and its range."""
+"""The settings of a card, each declared once: its control, its id on the page, and its range."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field, fields
 from math import inf
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import gradio as gr
 
 from specscope.app import pairs
-from specscope.app.render.html import badge, text
+from specscope.app.jobs.service import Service
+from specscope.app.render.html import badge, note, text
 from specscope.app.tabs.requests import at
-from specscope.app.tabs.wiring import QUIET, SMALL
-from specscope.engine.errors import UsageError
+from specscope.app.tabs.wiring import QUIET, SMALL, Stops, WorkState, build_message, plain_html
 from specscope.engine.simulate.profile import Profile, profiles
 from specscope.engine.types import check_range
 
@@ -41,6 +43,7 @@ def marked(button: str, clock: str = "") -> str:
 
 def asked(
     label: str,
+    info: str | None = None,
     *,
     choices: Callable[[], Sequence[Any]] | None = None,
     bounds: tuple[float, float] | None = None,
@@ -55,7 +58,13 @@ def asked(
     """
     return field(
         default=default,
-        metadata={"label": label, "choices": choices, "bounds": bounds, "said": said, "look": look},
+        metadata={
+            "label": label,
+            "choices": choices,
+            "bounds": bounds,
+            "said": said,
+            "look": {"info": info, **look},
+        },
     )
 
 
@@ -69,7 +78,7 @@ def models() -> list[tuple[str, str]]:
 
 def ids_of(settings: Any, tab: str) -> dict[str, str]:
     """Return the ids of the controls by setting, for errors that name one (`requests.at`)."""
-    return {one.name: f"{tab}-{one.name.replace('_', '-')}" for one in fields(settings)}
+    return {one.name: "-".join(filter(None, (tab, *one.name.split("_")))) for one in fields(settings)}
 
 
 def check(settings: Any, tab: str) -> None:
@@ -87,7 +96,7 @@ def check(settings: Any, tab: str) -> None:
 
 
 class Controls(Generic[S]):
-    """The controls of a tab by setting; they begin with the values of `first`."""
+    """Controls by setting, which begin with the values of `first`; their ids begin with `tab`."""
 
     def __init__(self, tab: str, first: S) -> None:
         self.tab, self.first, self.made = tab, first, dict[str, Any]()
@@ -115,37 +124,80 @@ class Controls(Generic[S]):
     def add_cluster(self, profile: str, pair: str) -> None:
         """Lay out a cluster and its modelled pair, which follows it."""
         self.add(profile)
-        offered = pairs_of(getattr(self.first, profile))
-        self.add(pair, choices=offered["choices"], value=getattr(self.first, pair) or offered["value"])
-        offer: Callable[[str], Any] = lambda name: gr.update(**pairs_of(name))  # noqa: E731
-        self[profile].change(offer, self[profile], self[pair], **QUIET)
-
-    def add_buttons(self, title: str) -> tuple[gr.Button, gr.Button]:
-        start = gr.Button(title, variant="primary", elem_id=f"{self.tab}-start", **SMALL)
-        return start, gr.Button("Stop", interactive=False, elem_id=f"{self.tab}-stop", **SMALL)
+        self.add(pair, **pairs_of(getattr(self.first, profile), getattr(self.first, pair)))
+        offer: Callable[..., Any] = lambda *chosen: gr.update(**pairs_of(*chosen))  # noqa: E731
+        self[profile].change(offer, [self[profile], self[pair]], self[pair], **QUIET)
 
     @property
     def inputs(self) -> list[gr.components.Component]:
         return [*self.made.values()]
 
+    def values(self, given: Sequence[Any]) -> dict[str, Any]:
+        """Return the values of `inputs` by setting."""
+        return dict(zip(self.made, given, strict=True))
+
     def settings(self, given: Sequence[Any]) -> S:
         """Return the settings with the values of `inputs`."""
-        return type(self.first)(**dict(zip(self.made, given, strict=True)))
+        return type(self.first)(**self.values(given))
 
 
-_KINDS: Mapping[str, Any] = {"str": gr.Textbox, "int": gr.Number, "float": gr.Number}
+_KINDS: Mapping[str, Any] = {"str": gr.Textbox, "int": gr.Number, "float": gr.Number, "bool": gr.Checkbox}
+Work: TypeAlias = Callable[[Service, S, threading.Event], Generator[tuple[str, str]]]
+"""Yields (message, result) until it has ended, or until its event is set."""
+
+
+class Experiment(Generic[S]):
+    """A card of the page: settings, Start and Stop, a message, and the result of its work.
+
+    `example` returns the result that is shown until the work has been started.
+    """
+
+    def __init__(
+        self, tab: str, first: S, service: Service, work: Work[S], example: Callable[[], str] = str
+    ) -> None:
+        self.controls, self.service, self.stops = Controls(tab, first), service, Stops()
+        self._work, self._example = work, example
+
+    @contextmanager
+    def card(self, title: str, about: str) -> Generator[Controls[S]]:
+        """Lay out the card around its controls."""
+        with gr.Column(elem_id=self.controls.tab, elem_classes="app-card"):
+            gr.HTML(f"<h2>{title}</h2>{note(about)}")
+            yield self.controls
+
+    def add_buttons(self, title: str) -> None:
+        tab = self.controls.tab
+        self.start = gr.Button(title, variant="primary", elem_id=f"{tab}-start", **SMALL)
+        self.stop = gr.Button("Stop", interactive=False, elem_id=f"{tab}-stop", **SMALL)
+
+    def add_result(self, name: str = "result", **look: Any) -> None:
+        """Lay out message and result, and let the buttons start and stop the work."""
+        tab = self.controls.tab
+        self.message = build_message(f"{tab}-message")
+        self.result = plain_html(elem_id=f"{tab}-{name}", **look)
+        self.name = gr.Textbox("", visible=False)
+        shown: list[gr.components.Component] = [self.name, self.message, self.result]
+        self.stops.connect(self.start, self.stop, self.run, self.controls.inputs, shown)
+
+    def first(self, name: str) -> Any:
+        """Return the example; nothing once there is a result."""
+        return gr.skip() if name else self._example()
+
+    def run(self, *given: Any) -> Iterator[WorkState]:
+        return self.stops.states(lambda stop: self._work(self.service, self.controls.settings(given), stop))
 
 
 def row(**more: Any) -> gr.Row:
     return gr.Row(elem_classes="app-whatif", equal_height=True, **more)
 
 
-def pairs_of(name: str) -> dict[str, Any]:
-    """Return the choices of a cluster's modelled pair; this machine has none."""
-    try:
-        profile = Profile.load(name) if name in profiles() else None
-    except UsageError:
-        profile = None
-    if profile is None:
+def pairs_of(name: str, pair: str | None = None) -> dict[str, Any]:
+    """Return the choices of a cluster's modelled pair; `pair` stays chosen if it is one of them.
+
+    This machine has none.
+    """
+    if name not in profiles():
         return {"choices": [("None", "")], "value": ""}
-    return {"choices": [(p.title, key) for key, p in profile.pairs.items()], "value": profile.default}
+    known = Profile.load(name)
+    value = pair if pair in known.pairs else known.default
+    return {"choices": [(one.title, key) for key, one in known.pairs.items()], "value": value}

@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from specscope.app.jobs.runs import Lane, LiveRun
-from specscope.app.render.html import badge, clock, drafter, lossy, text
+from specscope.app.render.history import KINDS
+from specscope.app.render.html import badge, clock, drafter, lossy, name_of, text
 from specscope.engine.trace.events import Commit, Event, Header, Window
 from specscope.traces.facts.imported import origin, shown_id
-from specscope.traces.facts.settings import config_text, planned_text
+from specscope.traces.facts.settings import planned_text
 from specscope.traces.view.counts import line
 
 WORDS = {"loading": "loading models", "cancelled": "stopped"}
 """The states whose name is no word for people."""
 REFUSED = "Not started. The message at Run says what to correct."
-KINDS = {"cancelled": "warn", "failed": "bad", "running": "good"}
 
 
 class LivePane:
@@ -59,8 +59,7 @@ class LivePane:
                 self._text[0] = [window(event)]
             elif isinstance(event, Header):
                 self._text = {i: [] for i in range(len(event.prompts))}
-                config = config_text(event.method, event.config)
-                self._name = f"{event.title} · {config}" if config else event.title
+                self._name = name_of(event)
                 self._badge = event.clock
                 self._foreign = origin(event) is not None
                 self._marks = drafter(event) + lossy(event)

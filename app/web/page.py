@@ -12,14 +12,14 @@ from specscope.app.jobs.service import Service
 from specscope.app.pairs import TOY
 from specscope.app.ray import Ray
 from specscope.app.tabs.about import build_about
-from specscope.app.tabs.advise import AdviseTab
+from specscope.app.tabs.advise import build_advise
 from specscope.app.tabs.follow import wanted, wanted_files
 from specscope.app.tabs.history import History, wanted_runs
-from specscope.app.tabs.lab import Lab
-from specscope.app.tabs.load import LoadTab
+from specscope.app.tabs.lab import build_lab
+from specscope.app.tabs.load import build_load
 from specscope.app.tabs.papers import build_papers
 from specscope.app.tabs.playground import Playground
-from specscope.app.tabs.winners import MapPart
+from specscope.app.tabs.winners import build_map
 from specscope.app.tabs.wiring import QUIET, Update, build_hidden
 from specscope.app.web.guard import report_failure
 from specscope.engine.errors import UsageError
@@ -163,12 +163,12 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
             with gr.Tab("History", id="history") as history_tab:
                 history = History(service)
             with gr.Tab("Lab", id="lab-tab") as lab_tab:
-                lab = Lab(service, pair)
-                winners = MapPart(service)
+                lab = build_lab(service, pair)
+                build_map(lab_tab, service)
             with gr.Tab("Load", id="load-tab") as load_tab:
-                load = LoadTab(service)
+                load = build_load(service)
             with gr.Tab("Advise", id="advise-tab") as advise_tab:
-                advise = AdviseTab(service)
+                advise = build_advise(service)
             with gr.Tab("Papers", id="papers-tab") as papers:
                 build_papers(papers)
             with gr.Tab("About", id="about") as about:
@@ -177,10 +177,8 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
         # A search that is typed while the list is on its way may be answered first: look again.
         listed = history_tab.select(history.refresh, history.view, history.listed, **QUIET)
         listed.then(history.find, history.view, history.listed, **QUIET)
-        lab_tab.select(lab.first, lab.name, lab.map, **QUIET)
-        lab_tab.select(winners.drawn, [winners.by, winners.target], winners.picture, **QUIET)
-        load_tab.select(load.first, load.name, load.result, **QUIET)
-        advise_tab.select(advise.first, advise.name, advise.result, **QUIET)
+        for tab, one in ((lab_tab, lab), (load_tab, load), (advise_tab, advise)):
+            tab.select(one.first, one.name, one.result, **QUIET)
         opened = [tabs, *history.opened]
 
         def follow_link(request: gr.Request) -> Any:

@@ -125,7 +125,7 @@ def build_router(service: Service) -> APIRouter:
 
     @router.get("/demo")
     def demo() -> Response:
-        return Response(demo_document(), media_type="application/json", headers=FRESH)
+        return _json(demo_document())
 
     @router.get("/papers.html")
     def papers() -> Response:
@@ -174,9 +174,7 @@ def build_router(service: Service) -> APIRouter:
                     return _refusal(late, 408, CLOSE)
                 except SpecScopeError as error:
                     return _refusal(error, 422, CLOSE)
-        return Response(
-            json.dumps({"run": run_id, "set": name}), media_type="application/json", headers=FRESH
-        )
+        return _json(json.dumps({"run": run_id, "set": name}))
 
     return router
 
@@ -220,16 +218,16 @@ def _answer(document: Callable[[], Mapping[str, Any]]) -> Response:
         report_failure("a document", error)
         what = f"the server could not make this document ({type(error).__name__}); please report it"
         return _refusal(SpecScopeError(what), 500)
-    return Response(text, media_type="application/json", headers=FRESH)
+    return _json(text)
 
 
-def _refusal(error: SpecScopeError, status: int = 404, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(
-        json.dumps({"error": str(error)}),
-        status_code=503 if isinstance(error, StoreError) else status,
-        media_type="application/json",
-        headers={**FRESH, **(headers or {})},
-    )
+def _json(text: str, status: int = 200, more: Mapping[str, str] | None = None) -> Response:
+    return Response(text, status, {**FRESH, **(more or {})}, "application/json")
+
+
+def _refusal(error: SpecScopeError, status: int = 404, more: Mapping[str, str] | None = None) -> Response:
+    status = 503 if isinstance(error, StoreError) else status
+    return _json(json.dumps({"error": str(error)}), status, more)
 
 
 def _download(text: str, media: str, name: str) -> Response:

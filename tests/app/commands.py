@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specscope.app.cli import bench
+from specscope.app.cli.options import add_options
 from specscope.app.main import main
 
 VIRTUAL = ["--profile", "pearl-4xA100", "--max-new-tokens", "8"]
@@ -54,5 +55,5 @@ def prompt_file(path: Path, *texts: str) -> str:
 def run_bench(*argv: str) -> int:
     """Run `specscope bench`, whose errors are raised."""
     parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
+    add_options(parser, *bench.OPTIONS)
     return bench.run(parser.parse_args(argv))

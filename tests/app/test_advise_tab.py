@@ -10,7 +10,7 @@ import gradio as gr
 import pytest
 
 from specscope.app.jobs.service import Service
-from specscope.app.tabs.advise import AdviseTab, question_of, usual_settings
+from specscope.app.tabs.advise import build_advise, question_of, usual_settings
 from specscope.engine.errors import UsageError
 
 GIVEN = replace(
@@ -28,7 +28,7 @@ def service():
 @pytest.fixture(scope="module")
 def page(service):
     with gr.Blocks():
-        return AdviseTab(service)
+        return build_advise(service)
 
 
 def asked(page, **change):

@@ -118,7 +118,7 @@ def test_a_press_stores_the_runs_once_and_opens_them_with_difference_and_what_if
     later = analysis.compare(*ids[1:])
     assert ("PEARL" in later, "cannot be compared" in later) == (True, False)
     assert [value for _, value in state[analysis.run]["choices"]] == ids
-    assert state[analysis.profile]["value"] == "", "a measured run's own times are offered first"
+    assert state[analysis.made["profile"]]["value"] == "", "a measured run's own times are offered first"
     for run, profile, settings, said in (
         (ids[0], "pearl-4xA100", "", (f"what-if of {ids[0]}",)),
         (ids[1], "", "gamma=2", ("From this run&#x27;s own times: ", "these times give")),

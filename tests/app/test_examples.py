@@ -11,9 +11,9 @@ import pytest
 
 from specscope.app.jobs.service import Service
 from specscope.app.tabs import advise, lab, load
-from specscope.app.tabs.advise import AdviseTab, question_of
-from specscope.app.tabs.lab import Lab
-from specscope.app.tabs.load import LoadTab, load_plan, serve
+from specscope.app.tabs.advise import build_advise, question_of
+from specscope.app.tabs.lab import build_lab
+from specscope.app.tabs.load import build_load, load_plan, serve
 from specscope.app.tabs.settings import read
 from specscope.traces.advise import answer
 
@@ -21,7 +21,7 @@ from specscope.traces.advise import answer
 @pytest.fixture(scope="module")
 def tabs():
     with gr.Blocks():
-        return Lab(None), LoadTab(None), AdviseTab(None)
+        return build_lab(None), build_load(None), build_advise(None)
 
 
 def test_the_tabs_open_with_a_labelled_example_without_links_and_with_stop_off(tabs) -> None:

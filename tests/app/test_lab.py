@@ -12,9 +12,7 @@ from specscope.app import pairs
 from specscope.app.render.lab import heat_map, spread_chart
 from specscope.app.render.lab import page as file_of
 from specscope.app.tabs import advise, lab, load
-from specscope.app.tabs.advise import AdviseTab
-from specscope.app.tabs.lab import MODELS_ROW, Lab
-from specscope.app.tabs.load import LoadTab
+from specscope.app.tabs.lab import MODELS_ROW, build_lab
 from specscope.app.tabs.settings import HERE
 from specscope.engine.errors import WorkerDied
 from specscope.engine.methods import METHODS
@@ -30,7 +28,7 @@ PROFILE = "pearl-4xA100"
 def built():
     """The tab's components, which all tests share."""
     with gr.Blocks():
-        return Lab(None)
+        return build_lab(None)
 
 
 def scripted(values: str, rates: str, tokens, seeds, method="speculative", profile=PROFILE, field="gamma"):
@@ -41,7 +39,9 @@ def decoded(values: str, *, profile=HERE, prompts="One\nTwo", passes=2, method="
     return (method, field, values, MODELS_ROW, "", profile, "", 8, 1, "bundled", prompts, passes)
 
 
-@pytest.mark.parametrize(("tab", "module"), [(Lab, lab), (LoadTab, load), (AdviseTab, advise)])
+@pytest.mark.parametrize(
+    ("tab", "module"), [(lab.build_lab, lab), (load.build_load, load), (advise.build_advise, advise)]
+)
 def test_each_control_of_a_tab_gives_the_setting_of_its_name(tab, module):
     with gr.Blocks() as blocks:
         made = tab(None)
@@ -124,15 +124,15 @@ def test_a_stopped_or_failed_run_keeps_the_cells_and_the_next_sweep_starts(page,
 
 
 @pytest.mark.parametrize("key", sweepable())
-def test_every_method_offers_its_numeric_fields_with_values_that_it_allows(page, key):
-    fields, values, rows, *_ = page.offer(key)
+def test_every_method_offers_its_numeric_fields_with_values_that_it_allows(key):
+    fields, values, rows, *_ = lab.offer(key)
     method = METHODS[key]
     assert fields["choices"] == [n for n in names_of(method) if n not in (ACCEPTANCE, DRAFTER)]
     assert (rows["choices"][0][1] == ACCEPTANCE) == (ACCEPTANCE in names_of(method))
     assert (DRAFTER in dict(map(reversed, rows["choices"]))) == (DRAFTER in names_of(method))
     for field in fields["choices"]:
-        assert axis(method, field, page.offer_values(key, field)["value"]).values
-    assert values == page.offer_values(key, fields["value"])["value"]
+        assert axis(method, field, lab.offer_values(key, field)["value"]).values
+    assert values == lab.offer_values(key, fields["value"])["value"]
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_points_lie_at_their_rates_and_the_chart_has_ranges_and_papers():
     assert spread_chart(swept, cells[:1], []) == "", "a single value is no curve"
 
 
-def test_a_sweep_over_one_field_has_no_values_of_a_second_one(page):
-    values, decoded, seeds = page.offer_rows("speculative", MODELS_ROW)
+def test_a_sweep_over_one_field_has_no_values_of_a_second_one():
+    values, decoded, seeds = lab.offer_rows("speculative", MODELS_ROW)
     assert (values["visible"], decoded["visible"], seeds["visible"]) == (False, True, False)
-    values, decoded, seeds = page.offer_rows("speculative", ACCEPTANCE)
+    values, decoded, seeds = lab.offer_rows("speculative", ACCEPTANCE)
     assert (values["value"], decoded["visible"], seeds["visible"]) == (lab.RATES, False, True)
-    assert "value" not in page.offer_rows("speculative", "none of its fields")[0]
+    assert "value" not in lab.offer_rows("speculative", "none of its fields")[0]

@@ -13,7 +13,7 @@ import pytest
 from specscope.app.cli import common
 from specscope.app.experiments.load import poisson, read_arrivals
 from specscope.app.jobs.service import Service
-from specscope.app.tabs.load import AT_ONCE, RATE, TIMES, LoadSettings, LoadTab, load_plan, servable
+from specscope.app.tabs.load import AT_ONCE, RATE, TIMES, LoadSettings, build_load, load_plan, servable
 from specscope.app.tabs.settings import HERE
 from specscope.engine.errors import UsageError
 from specscope.traces.database.store import Store
@@ -231,7 +231,7 @@ def service():
 @pytest.fixture(scope="module")
 def page(service):
     with gr.Blocks():
-        return LoadTab(service)
+        return build_load(service)
 
 
 def test_every_method_is_served_with_every_batch_size_beside_plain_decoding(page, service):

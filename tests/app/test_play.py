@@ -22,7 +22,7 @@ import pytest
 from specscope.app.cli import models, play
 from specscope.app.ray import Ray
 from specscope.app.tabs import playground
-from specscope.app.tabs.form import Form, build_settings
+from specscope.app.tabs.form import Form
 from specscope.app.tabs.playground import Playground
 from specscope.app.web import guard, server
 from specscope.app.web.server import bind, check_exposure, serve
@@ -268,7 +268,7 @@ def test_the_choice_is_there_with_the_option_only(page) -> None:
     offered = page.form.controls["runtime"]
     assert (offered.choices[-1], offered.value) == ((f"Ray cluster, {HEAD}", "ray"), "local-process")
     with gr.Blocks():
-        build_settings(form := Form(), "bundled")
+        form = Form("bundled")
     assert form.controls["runtime"].choices == offered.choices[:-1]
 
 

@@ -13,7 +13,7 @@ import pytest
 from specscope.app.tabs import chat as conversations
 from specscope.app.tabs import playground
 from specscope.app.tabs.chat import Chat, Streams
-from specscope.app.tabs.form import contents, value_of
+from specscope.app.tabs.picker import contents, value_of
 from specscope.app.tabs.playground import Playground
 from specscope.app.tabs.requests import blame, make_requests
 from specscope.engine.errors import ModelError, UsageError
@@ -139,7 +139,7 @@ def test_an_error_of_a_plan_leads_to_the_setting_that_it_names(page, opener, set
     opener.waiting = [FakeCluster(error=UsageError(f"{setting} is 7; ask for fewer", setting))]
     chosen = value_of("bundled", [("dsi", {}), ("dsi", {"sp": 7})])
     requests = make_requests(
-        page.form.values(given(page, methods=chosen)), [{"role": "user", "content": "Hi"}], "g"
+        page.form.made.values(given(page, methods=chosen)), [{"role": "user", "content": "Hi"}], "g"
     )
     run = page.service.start(requests[1])
     run.wait(20)

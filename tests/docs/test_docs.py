@@ -19,6 +19,7 @@ import pytest
 
 import specscope
 from specscope.app.cli import COMMANDS
+from specscope.app.cli.options import add_options
 from specscope.app.command import build_parser
 from specscope.engine.methods import METHODS, Setting
 from specscope.engine.trace import events
@@ -259,7 +260,7 @@ def test_links_commands_files_and_make_targets_of_a_document_exist(document):
     for command in re.findall(r"`specscope ([^`]+)`", text):
         word, *rest = shlex.split(command)
         known = argparse.ArgumentParser()
-        COMMANDS[word].add_arguments(known)
+        add_options(known, *COMMANDS[word].OPTIONS)
         for group in known._actions:  # a command such as train has commands of its own
             if rest and group.nargs == argparse.PARSER:
                 known = (group.choices or {}).get(rest[0], known)

@@ -13,7 +13,7 @@ import pytest
 
 import specscope
 from specscope.app.main import main
-from specscope.app.tabs.form import control_of
+from specscope.app.tabs.picker import control_of
 from specscope.engine import methods
 from specscope.engine.heads import kinds
 from specscope.engine.methods import METHODS

@@ -11,7 +11,8 @@ from typing import Any
 import gradio as gr
 
 from specscope.app.pairs import NAMES
-from specscope.app.tabs.form import Composer, Form, build_settings, contents
+from specscope.app.tabs.form import Composer, Form
+from specscope.app.tabs.picker import contents
 from specscope.traces.papers.page import render_body
 from specscope.traces.papers.summary import PAPERS, RowCounts
 from tests.golden.texts import Outputs, flat
@@ -32,10 +33,9 @@ SHOWN = (
 
 def form() -> Outputs:
     """Yield each control of the form, and what the picker of methods offers."""
-    made = Form()
     with gr.Blocks():
         composer = Composer(chosen=True)
-        build_settings(made, NAMES[-1])
+        made = Form(NAMES[-1])
     for name, control in {**made.controls, "prompt": composer.prompt, "system": composer.system}.items():
         yield name, flat({"kind": type(control).__name__, **_facts(control)})
     for part, value in contents().items():

@@ -10,6 +10,7 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from specscope.app.cli import play
+from specscope.app.cli.options import add_options
 from specscope.app.command import build_parser
 from specscope.app.web import guard
 from specscope.app.web.guard import COOKIE, FREE_GUESSES, MAX_WAIT, Login
@@ -161,7 +162,7 @@ def test_the_password_is_read_from_the_environment(monkeypatch) -> None:
     play.run(build_parser().parse_args(["play"]))
     assert logins == ["ada:from-the-environment", "ada:typed", None]
     parser = argparse.ArgumentParser()
-    play.add_arguments(parser)
+    add_options(parser, *play.OPTIONS)
     assert "SPECSCOPE_AUTH" in parser.format_help()
 
 
