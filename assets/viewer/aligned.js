@@ -4,28 +4,34 @@ const ALIGNED = { bar: 30, least: 2.5, strip: 20, row: 62, axis: 20, cell: [4, 4
 const ALIGNED_HINT = "Point at a token, or move with the arrow keys; a click or Enter pins its card.";
 INSETS.push((viewer) => new Aligned(viewer));
 
-/** The rows of a document's first alignment: {run, tokens, t, gap, length, first}; `first` tokens are before the first one. */
-function alignedRows(model) {
-  const group = model.state === "ready" ? model.aligned?.[chosenSequence(model.runs[0])] : null;
-  const rows = (group?.rows ?? []).flatMap(({ sequence, same, reason }, i) => {
-    const run = model.runs[i];
-    if (reason) return [];
-    const all = run.tokens.filter((token) => token.sequence === sequence);
-    const tokens = all.slice(0, same);
-    const t = Float64Array.from(tokens, (token) => token.t);
-    return [{ run, tokens, t, gap: t.map((time, k) => time - (k ? t[k - 1] : 0)), length: all.length, first: 0 }];
-  });
-  return rows;
+/** How far the texts of the runs agree, for the chosen sequence of the first one: traces/view/aligned.py. */
+const alignedViews = (model) => (model.state === "ready" && model.aligned?.[chosenSequence(model.runs[0])]?.rows) || [];
+
+/**
+ * A row: `more` and {tokens, first, t, gap}. Of these tokens, `skipped` ones are left out; `first` tokens of the run are
+ * before the row. `more` has the run, its `part` with the rows of the tokens, and its numbers of tokens: `length`, `same`.
+ */
+function alignedRow(more, tokens, skipped, first = 0) {
+  const t = Float64Array.from(tokens, (token) => token.t);
+  const gap = t.map((time, k) => time - (k ? t[k - 1] : 0));
+  return { ...more, tokens: tokens.slice(skipped), first, t: t.slice(skipped), gap: gap.slice(skipped) };
 }
 
-/** Sentences about the runs that are not aligned, or not to their end. */
-function alignedNotes(model, rows) {
-  const group = model.aligned[chosenSequence(model.runs[0])];
-  const left = group.rows.flatMap(({ reason }, i) => (reason ? [`${runName(model.runs[i])}: ${reason}`] : []));
-  const cut = rows.slice(1).filter((row) => row.tokens.length < rows[0].length);
+/** The rows of whole runs. */
+function alignedRows(model) {
+  return alignedViews(model).flatMap(({ sequence, same, reason }, i) => {
+    const run = model.runs[i];
+    const tokens = run.tokens.filter((token) => token.sequence === sequence);
+    return reason ? [] : [alignedRow({ run, part: run, same, length: tokens.length }, tokens.slice(0, same), 0)];
+  });
+}
+
+/** Sentences about the runs that are not aligned, or not to the `last` token. */
+function alignedNotes(model, rows, last) {
+  const left = alignedViews(model).flatMap(({ reason }, i) => (reason ? [`${runName(model.runs[i])}: ${reason}`] : []));
   return [
     left.length ? `Not aligned with ${runName(model.runs[0])}: ${left.join("; ")}.` : "",
-    ...cut.map(({ run, tokens, length }) => `${runName(run)} ${tokens.length < length ? "writes another text" : "ends"} after token ${tokens.length}.`),
+    ...rows.filter(({ same }) => same < last).map(({ run, same, length }) => `${runName(run)} ${same < length ? "writes another text" : "ends"} after token ${number(same, 0)}.`),
   ].filter(Boolean).join(" ");
 }
 
@@ -58,15 +64,16 @@ class Aligned {
 
   update(model) {
     const part = this.part.update(model);
-    this.rows = part ? this.part.rows() : alignedRows(model);
+    const rows = part ? this.part.rows() : alignedRows(model);
+    this.rows = rows.filter((row) => row.tokens.length);
     for (const row of this.rows) row.lead = row.t.map((time, k) => this.rows[0].t[k] - time); // the time ahead of the first row
-    const shown = part || (model.state === "ready" && model.aligned?.length > 0 && model.runs.some((run) => run.tokens.length));
+    const shown = part || (alignedViews(model).length > 0 && model.runs.some((run) => run.tokens.length));
     this.card.hidden = !shown;
     if (!shown) return;
     const alone = this.rows.length < 2;
     if (alone) this.rows = [];
     for (const part of this.parts) part.hidden = alone;
-    this.note.textContent = part ? this.part.note() : alignedNotes(model, this.rows);
+    this.note.textContent = part ? this.part.note() : alignedNotes(model, rows, rows[0]?.length);
     if (part && this.found !== this.part.found) Object.assign(this, { found: this.part.found, place: [0, 0], chosen: false });
     this.chosen &&= Boolean(this.rows[this.place[0]]?.tokens[this.place[1]]);
     if (!this.chosen) this.status.textContent = ALIGNED_HINT;
@@ -89,7 +96,7 @@ class Aligned {
     this.veils = this.rows.map((_, i) => drawn("rect", { y: i * ALIGNED.row, height: ALIGNED.row - 6, class: "ss-aligned-veil" }));
     this.light = drawn("rect", { class: "ss-aligned-light", height: ALIGNED.row - 8, width: this.cell, visibility: "hidden" });
     setProps(this.svg, { width: columns * this.cell + 1, height: height + ALIGNED.axis });
-    this.svg.replaceChildren(alignedHatch(), ...this.rows.map((row, i) => alignedRow(row, i, this.cell, most, scale)),
+    this.svg.replaceChildren(alignedHatch(), ...this.rows.map((row, i) => alignedBars(row, i, this.cell, most, scale)),
       ...this.veils, this.light, alignedAxis(columns, this.cell, height, this.rows[0]));
     this.at(this.t ?? Infinity);
     if (this.chosen) this.choose(this.place, false);
@@ -140,7 +147,8 @@ class Aligned {
     const box = this.svg.getBoundingClientRect();
     const left = box.left + (k + 1) * this.cell + 4;
     const beside = { left, top: box.top + i * ALIGNED.row, bottom: box.top + (i + 1) * ALIGNED.row };
-    this.viewer.pinSpan({ run: row.run, token: this.part.whole(row, k) }, beside);
+    const token = row.run.tokens.find(({ index }) => index === row.tokens[k].index) ?? row.tokens[k];
+    this.viewer.pinSpan({ run: row.run, part: row.part, token }, beside);
   }
 
   tabulate() {
@@ -170,7 +178,7 @@ function alignedName({ run, lead }, i) {
 }
 
 /** A run's bars by origin, and below them its lead; `most` is the longest gap, `scale` the highest and the lowest lead. */
-function alignedRow({ tokens, gap, lead }, i, cell, most, [high, low]) {
+function alignedBars({ tokens, gap, lead }, i, cell, most, [high, low]) {
   const top = i * ALIGNED.row;
   const bars = {};
   const ahead = { ahead: "", behind: "" };

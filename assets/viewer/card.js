@@ -131,7 +131,7 @@ function tokenCard(run, row) {
   return [
     el("h4", {}, el("span", { class: `ss-ink ss-${row.outcome}` }, quoted(row.text)),
       el("span", { class: "ss-chip" }, outcomeOf(row)), row.rule === "typical" ? lossyBadge(run) : null),
-    el("p", {}, row.outside ? "How it was decided is not in the loaded part; move the timeline to its time." : story(run, row)),
+    el("p", {}, story(run, row)),
     rejectedNote(run, row),
     copy ? copyNote(run, copy, row) : null,
     gauge(row),

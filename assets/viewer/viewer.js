@@ -226,7 +226,7 @@ class Viewer {
   }
 
   content(run, item) {
-    if (item.token) return tokenCard(run, item.token);
+    if (item.token) return tokenCard(item.part ?? run, item.token);
     if (item.span !== undefined) return spanCard(run, findSpan(run, item.span));
     if (item.wait) return waitCard(item.row.track, item.wait);
     return bandCard(item.band);
