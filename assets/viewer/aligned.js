@@ -47,8 +47,7 @@ class Aligned {
     this.plot = el("div", { class: "ss-aligned-plot", tabindex: "0", role: "group",
       "aria-label": "Tokens of all runs by position. The arrow keys move, Enter pins the card. The table below has the same data." }, this.svg);
     this.status = el("p", { class: "ss-say", role: "status" });
-    this.body = el("div", { class: "ss-wide", ...scrolls("Token by token as a table") });
-    this.fold = el("details", { class: "ss-fold" }, el("summary", {}, "Token by token as a table"), this.body);
+    this.fold = fold("Token by token as a table", "ss-wide");
     this.parts = [alignedLegend(), el("div", { class: "ss-aligned-body" }, this.names, this.plot), this.status, this.fold];
     this.card = el("section", { class: "ss-card ss-aligned", "aria-label": "Token by token", hidden: true },
       el("h3", {}, "Token by token"), this.note, this.parts);
@@ -96,7 +95,7 @@ class Aligned {
     this.veils = this.rows.map((_, i) => drawn("rect", { y: i * ALIGNED.row, height: ALIGNED.row - 6, class: "ss-aligned-veil" }));
     this.light = drawn("rect", { class: "ss-aligned-light", height: ALIGNED.row - 8, width: this.cell, visibility: "hidden" });
     setProps(this.svg, { width: columns * this.cell + 1, height: height + ALIGNED.axis });
-    this.svg.replaceChildren(alignedHatch(), ...this.rows.map((row, i) => alignedBars(row, i, this.cell, most, scale)),
+    this.svg.replaceChildren(drawn("defs", {}, hatching("ss-aligned-hatch", "ss-aligned-line", { size: 3, wide: 1.7 })), ...this.rows.map((row, i) => alignedBars(row, i, this.cell, most, scale)),
       ...this.veils, this.light, alignedAxis(columns, this.cell, height, this.rows[0]));
     this.at(this.t ?? Infinity);
     if (this.chosen) this.choose(this.place, false);
@@ -121,7 +120,7 @@ class Aligned {
 
   key(event) {
     const [down, right] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: [0, -1e9], End: [0, 1e9], Enter: [0, 0] }[event.key] ?? [];
-    if (down === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (down === undefined || modified(event)) return;
     event.preventDefault();
     event.stopPropagation();
     this.go(down, right, event.key === "Enter");
@@ -153,7 +152,7 @@ class Aligned {
 
   tabulate() {
     if (!this.fold.open || !this.rows.length) return;
-    this.body.replaceChildren(alignedTable(this.rows));
+    this.fold.lastChild.replaceChildren(alignedTable(this.rows));
   }
 
   followed(model) {
@@ -193,14 +192,11 @@ function alignedBars({ tokens, gap, lead }, i, cell, most, [high, low]) {
     ahead[way < 0 ? "behind" : "ahead"] += `M${k * cell} ${zero}v${-way}h${cell}v${way}z`;
   });
   return drawn("g", {},
-    drawn("line", { x1: 0, x2: tokens.length * cell, y1: foot + 0.5, y2: foot + 0.5, class: "ss-pool-grid" }),
+    drawnLine(0, foot + 0.5, tokens.length * cell, foot + 0.5),
     Object.entries(bars).map(([outcome, d]) => drawn("path", { d, class: `ss-aligned-${outcome}` })),
-    i ? [drawn("line", { x1: 0, x2: tokens.length * cell, y1: zero, y2: zero, class: "ss-pool-edge" }),
+    i ? [drawnLine(0, zero, tokens.length * cell, zero, "ss-pool-edge"),
       Object.entries(ahead).map(([name, d]) => drawn("path", { d, class: `ss-aligned-${name}` }))] : null);
 }
-
-const alignedHatch = () => drawn("defs", {}, drawn("pattern", { id: "ss-aligned-hatch", width: 3, height: 3, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
-  drawn("rect", { width: 1.7, height: 3, class: "ss-aligned-line" })));
 
 /** The numbers of the tokens, or their texts where there is room. */
 function alignedAxis(columns, cell, height, { tokens, first }) {
@@ -235,9 +231,6 @@ function alignedTable(rows) {
   return el("div", {}, table("Token by token", head, lines), count > shown ? el("p", { class: "ss-hint" }, `The first ${shown} are shown; ${count - shown} follow.`) : null);
 }
 
-function alignedLegend() {
-  const item = (name, text) => el("li", {}, el("i", { class: `ss-aligned-key ss-aligned-key-${name}` }), text);
-  return el("ul", { class: "ss-keys", "aria-label": "Legend of the tokens" },
-    item("accepted", "accepted draft"), item("corrected", "corrected by the target"), item("bonus", "bonus of the target"), item("plain", "target's own token"),
-    el("li", {}, "Height of a bar: time since the token before. Below: "), item("ahead", "ahead of the first run"), item("behind", "behind it"));
-}
+const alignedLegend = () => legendOf("Legend of the tokens", [
+  ...["accepted", "corrected", "bonus", "plain"].map((outcome) => [`ss-aligned-key-${outcome}`, OUTCOMES[outcome]]),
+  el("li", {}, "Height of a bar: time since the token before. Below: "), ["ss-aligned-key-ahead", "ahead of the first run"], ["ss-aligned-key-behind", "behind it"]], "ss-keys");

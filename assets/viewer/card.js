@@ -168,9 +168,7 @@ function spanCard(run, { track, index }) {
     FATES[fate] && DRAFTING.has(spans.kind[index]) || fate === "cancelled" ? el("p", {}, (lost && fate !== "cancelled" && FATE_OF_BRANCHES[spans.kind[index]]) || FATES[fate]) : null,
     ...copies.map((copy) => copyNote(run, copy)),
     facts([
-      ["duration", ms(spans.end[index] - spans.start[index])],
-      ["from", ms(spans.start[index])],
-      ["to", ms(spans.end[index])],
+      ...lasting(spans.start[index], spans.end[index]),
       ...(track.role === "requests" ? [["requests", spans.rows[index]]] : [["step", spans.step[index] || "prefill"],
         ["batch", ["first", "second"][spans.batch?.[index]]],
         ["rows", known(spans.rows[index])], ["rows cached", known(spans.context[index])]]),
@@ -184,19 +182,12 @@ function spanCard(run, { track, index }) {
   ];
 }
 
-function waitCard(track, [from, to, reason]) {
-  return [
-    el("h4", {}, swatch(`wait-${reason}`), WAITS[reason] ?? reason, el("span", { class: "ss-chip" }, track.label)),
-    facts([["duration", ms(to - from)], ["from", ms(from)], ["to", ms(to)]]),
-  ];
-}
+const lasting = (from, to) => [["duration", ms(to - from)], ["from", ms(from)], ["to", ms(to)]];
 
-function bandCard([kind, from, to]) {
-  return [
-    el("h4", {}, swatch(`band-${kind}`), BANDS[kind] ?? kind),
-    facts([["duration", ms(to - from)], ["from", ms(from)], ["to", ms(to)]]),
-  ];
-}
+const waitCard = (track, [from, to, reason]) => [
+  el("h4", {}, swatch(`wait-${reason}`), WAITS[reason] ?? reason, el("span", { class: "ss-chip" }, track.label)), facts(lasting(from, to))];
+
+const bandCard = ([kind, from, to]) => [el("h4", {}, swatch(`band-${kind}`), BANDS[kind] ?? kind), facts(lasting(from, to))];
 
 function swatch(kind, lost = false, cancelled = false) {
   const look = cancelled ? " ss-called-off" : lost ? " ss-lost" : "";

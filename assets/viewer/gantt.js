@@ -68,14 +68,11 @@ class Gantt {
     if (this.box.hidden) this.root.dataset.drawn ??= "0";
     this.width = this.plot.clientWidth;
     if (!this.model?.runs.length || this.box.hidden || !this.width) return;
-    const ratio = this.sharpen();
+    const ratio = window.devicePixelRatio || 1;
+    this.mix(ratio);
     const easing = this.ease();
-    const [from, to] = this.range;
-    const pixel = (to - from) / this.width;
     this.hatches.move(this.x(0));
-    const ctx = this.plot.getContext("2d");
-    ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
-    const scene = { ctx, from, to, pixel, width: this.width, x: (t) => (t - from) / pixel, colours: this.colours, hatches: this.hatches };
+    const scene = sceneOn(this.plot, this.width, this.place.height, ratio, this.range, { colours: this.colours, hatches: this.hatches });
     const moving = this.moving || easing;
     const { merged, bin } = moving ? this.sketch(scene, ratio) : paint(scene, this.place);
     const note = merged ? `${number(merged, 0)} bars are too many for one view: they are merged into shares of every ${ms(bin)}. Zoom in to see single bars.` : "";
@@ -86,7 +83,7 @@ class Gantt {
     this.root.dataset.drawn = String(Number(this.root.dataset.drawn ?? 0) + 1);
     this.root.dataset.picture = moving ? "sketch" : "exact";
     if (easing) this.settle();
-    this.root.dataset.window = `${from} ${to}`;
+    this.root.dataset.window = this.range.join(" ");
     this.root.dataset.marks = String(this.place.cards.flatMap((card) => card.rows).reduce((sum, row) => sum + (row.marks?.length ?? 0), 0));
   }
 
@@ -108,17 +105,12 @@ class Gantt {
     return counts;
   }
 
-  /** Fit the canvas and its styles to the screen; return the device pixels per pixel. */
-  sharpen() {
-    const ratio = window.devicePixelRatio || 1;
-    const [width, height] = [Math.round(this.width * ratio), Math.round(this.place.height * ratio)];
-    if (this.plot.width !== width || this.plot.height !== height) Object.assign(this.plot, { width, height });
-    if (!this.colours || this.ratio !== ratio) {
-      this.colours = coloursOf(this.root);
-      this.hatches = hatchesOf(this.colours, ratio);
-      this.ratio = ratio;
-    }
-    return ratio;
+  /** Make the styles for the theme and the screen, whose pixels have `ratio` device pixels. */
+  mix(ratio) {
+    if (this.colours && this.ratio === ratio) return;
+    this.colours = coloursOf(this.root);
+    this.hatches = hatchesOf(this.colours, ratio);
+    this.ratio = ratio;
   }
 
   zoomTo(from, to) {

@@ -42,17 +42,12 @@ class Pins {
   }
 
   /** Draw the window of the timeline, with its colours and hatches. */
-  draw({ range: [from, to], width, colours, hatches }, ratio) {
+  draw({ range, width, colours, hatches }, ratio) {
     if (this.node.hidden || !width) return;
-    const [wide, high] = [Math.round(width * ratio), Math.round(this.height * ratio)];
-    if (this.plot.width !== wide || this.plot.height !== high) Object.assign(this.plot, { width: wide, height: high });
-    const ctx = this.plot.getContext("2d");
-    ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
-    ctx.clearRect(0, 0, width, this.height);
-    const pixel = (to - from) / width;
-    const scene = { ctx, from, to, pixel, width, x: (t) => (t - from) / pixel, colours, hatches };
+    const scene = sceneOn(this.plot, width, this.height, ratio, range, { colours, hatches });
+    scene.ctx.clearRect(0, 0, width, this.height);
     for (const row of this.rows) PAINT.track(scene, row, row.run);
-    this.node.dataset.window = `${from} ${to}`;
+    this.node.dataset.window = range.join(" ");
   }
 
   /** Place the cursor of the replay, in pixels. */

@@ -162,13 +162,11 @@ function edges(nodes, places, width, height) {
     const outcome = nodes.outcome[i];
     const kind = isLostDraft(outcome) ? "" : ({ accepted: " ss-tree-path", pending: " ss-tree-pending" }[outcome] ?? " ss-tree-own");
     const d = `M ${from.x} ${from.y} C ${from.x + half} ${from.y} ${x - half} ${y} ${x} ${y}`;
-    return shape("path", { d, class: `ss-tree-edge${kind}` });
+    return drawn("path", { d, class: `ss-tree-edge${kind}` });
   });
   const strong = (line) => line.classList.length > 1;
-  const dot = shape("circle", { cx: LEAF.root - 5, cy: middle, r: 4, class: "ss-tree-root" });
-  const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
-  svg.append(...lines.filter((line) => !strong(line)), ...lines.filter(strong), dot);
-  return svg;
+  const dot = drawn("circle", { cx: LEAF.root - 5, cy: middle, r: 4, class: "ss-tree-root" });
+  return drawn("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, lines.filter((line) => !strong(line)), lines.filter(strong), dot);
 }
 
 /** The attention mask of the target's forward: a row sees the prefix (left bar), its ancestors and itself. */
@@ -182,14 +180,6 @@ function maskOf({ parent, outcome }) {
   }
   const [width, height] = [(rows.length + 2) * MASK, rows.length * MASK];
   const label = `Attention mask of ${rows.length} drafted rows: each sees the prefix, its ancestors and itself`;
-  const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-  svg.append(shape("rect", { width: MASK - 1, height, class: "ss-mask-cell" }),
-    ...Object.entries(cells).map(([kind, d]) => shape("path", { d, class: kind })));
-  return svg;
-}
-
-function shape(tag, props) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  setProps(node, props);
-  return node;
+  return drawn("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+    drawn("rect", { width: MASK - 1, height, class: "ss-mask-cell" }), Object.entries(cells).map(([kind, d]) => drawn("path", { d, class: kind })));
 }

@@ -4,8 +4,8 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { createContext, runInContext } from "node:vm";
 
-const scripts = ["packed", "columns", "model", "dom", "batch", "geometry", "gantt", "calibration", "audit", "long", "aligned", "alignedpart"];
-const viewer = createContext({ INSETS: [] }); // batch.js and others register their views there
+const scripts = ["packed", "columns", "model", "dom", "insets", "batch", "geometry", "gantt", "calibration", "audit", "long", "aligned", "alignedpart"];
+const viewer = createContext({});
 for (const name of scripts) {
   runInContext(readFileSync(new URL(`../../assets/viewer/${name}.js`, import.meta.url), "utf8"), viewer);
 }
