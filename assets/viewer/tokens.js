@@ -42,7 +42,7 @@ class Pane {
   listen() {
     const steps = { ...STEPS, ArrowDown: 10, ArrowUp: -10 };
     const reached = (node) => (node.checkVisibility?.() ?? true) && !node.classList.contains("ss-future");
-    this.marks = new Marks(this.text, ".ss-token", (node) => node.dataset.index, (node, { type }) => {
+    new Marks(this.text, ".ss-token", (node) => node.dataset.index, (node, { type }) => {
       const token = this.rows.get(node);
       if (token) this.bus[type === "click" ? "pin" : "hover"](this.run, { token });
       else if (type === "pointerleave" || type === "focusout") this.bus.hover(null);
