@@ -147,7 +147,7 @@ class Aligned {
     const left = box.left + (k + 1) * this.cell + 4;
     const beside = { left, top: box.top + i * ALIGNED.row, bottom: box.top + (i + 1) * ALIGNED.row };
     const token = row.run.tokens.find(({ index }) => index === row.tokens[k].index) ?? row.tokens[k];
-    this.viewer.pinSpan({ run: row.run, part: row.part, token }, beside);
+    this.viewer.pin({ run: row.run, part: row.part, token }, beside);
   }
 
   tabulate() {

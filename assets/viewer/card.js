@@ -93,22 +93,17 @@ function facts(pairs) {
 function gauge(row) {
   if (row.chance === null || row.chance === undefined || row.u === null || row.u === undefined) return null;
   if (row.rule !== "ratio") return null;
-  const fill = el("span", { class: "ss-gauge-fill" });
-  const tick = el("span", { class: `ss-gauge-tick ss-gauge-${row.outcome}` });
-  fill.style.width = `${100 * row.chance}%`;
-  tick.style.left = `${100 * row.u}%`;
-  return el("div", { class: "ss-gauge", "aria-hidden": "true" }, fill, tick);
+  return el("div", { class: "ss-gauge", "aria-hidden": "true" },
+    el("span", { class: "ss-gauge-fill", style: `width:${100 * row.chance}%` }),
+    el("span", { class: `ss-gauge-tick ss-gauge-${row.outcome}`, style: `left:${100 * row.u}%` }));
 }
 
 function topList(run, name, list, chosen) {
   if (!list || !list.length) return null;
-  return el("div", { class: "ss-top" }, el("h5", {}, name), el("ol", {}, list.map(([id, share]) => {
-    const bar = el("span", { class: "ss-top-bar" });
-    bar.style.width = `${100 * Math.min(1, share ?? 0)}%`;
-    return el("li", { class: id === chosen ? "ss-chosen" : "" }, bar,
+  return el("div", { class: "ss-top" }, el("h5", {}, name), el("ol", {}, list.map(([id, share]) =>
+    el("li", { class: id === chosen ? "ss-chosen" : "" }, el("span", { class: "ss-top-bar", style: `width:${100 * Math.min(1, share ?? 0)}%` }),
       el("span", { class: "ss-top-text" }, quoted(run.pieces[id] ?? `id ${id}`)),
-      el("span", { class: "ss-top-share" }, probability(share)));
-  })));
+      el("span", { class: "ss-top-share" }, probability(share))))));
 }
 
 /** The rejected drafts whose place a corrected token takes. */

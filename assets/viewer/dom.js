@@ -16,6 +16,12 @@ function setProps(node, props) {
   }
 }
 
+/** Place an element by pixels: left, top, width, height; those undefined stay. */
+function put(node, places) {
+  for (const [name, value] of Object.entries(places)) if (value !== undefined) node.style[name] = `${value}px`;
+  return node;
+}
+
 /** Properties of a box that scrolls: the keyboard reaches it, and a screen reader names it. */
 const scrolls = (label) => ({ tabindex: "0", role: "group", "aria-label": label });
 
@@ -30,8 +36,7 @@ function lift(node, { left, top, bottom }) {
   const [across, down] = [document.documentElement.clientWidth, window.innerHeight];
   const above = top - height - 8;
   const y = bottom + 8 + height <= down ? Math.max(8, bottom + 8) : above >= 0 && above + height <= down ? above : down - height - 8;
-  node.style.left = `${Math.max(8, Math.min(left, across - width - 8)) + window.scrollX}px`;
-  node.style.top = `${Math.max(8, y) + window.scrollY}px`;
+  put(node, { left: Math.max(8, Math.min(left, across - width - 8)) + window.scrollX, top: Math.max(8, y) + window.scrollY });
 }
 
 function lower(node) {

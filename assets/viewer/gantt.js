@@ -39,19 +39,16 @@ class Gantt {
 
   /** Place the cards, titles and labels below and beside the plot. */
   frameCards() {
-    const put = (node, top, height) => {
-      node.style.top = `${top}px`;
-      if (height !== undefined) node.style.height = `${height}px`;
-      return node;
-    };
+    const labelHeight = ({ type, track, height }) => (type === "track" && !track.measured ? height + SIZE.strip + 9 : height + 6);
     this.under.replaceChildren(...this.place.cards.flatMap((card) => [
-      put(el("div", { class: "ss-card ss-gantt-card" }), card.top, card.height),
-      put(el("div", { class: "ss-gantt-head" }, headOf(card.run)), card.top),
-      ...card.rows.filter((row) => row.label).map((row) => put(labelOf(card.run, row), card.body + row.y - 3, row.type === "track" && !row.track.measured ? row.height + SIZE.strip + 9 : row.height + 6)),
-      put(el("div", { class: "ss-row-label ss-row-axis" }, "ms"), card.body + card.bodyHeight, SIZE.axis),
+      put(el("div", { class: "ss-card ss-gantt-card" }), { top: card.top, height: card.height }),
+      put(el("div", { class: "ss-gantt-head" }, headOf(card.run)), { top: card.top }),
+      ...card.rows.filter((row) => row.label).map((row) => put(labelOf(card.run, row), { top: card.body + row.y - 3, height: labelHeight(row) })),
+      put(el("div", { class: "ss-row-label ss-row-axis" }, "ms"), { top: card.body + card.bodyHeight, height: SIZE.axis }),
     ]));
-    this.veils = this.place.cards.map((card) => put(el("div", { class: "ss-veil" }), card.body - 3, card.bodyHeight + 7));
-    this.ranges = this.place.cards.map((card) => put(el("div", { class: "ss-range-box" }), card.body - 3, card.bodyHeight + 7));
+    const boxes = (look) => this.place.cards.map((card) => put(el("div", { class: look }), { top: card.body - 3, height: card.bodyHeight + 7 }));
+    this.veils = boxes("ss-veil");
+    this.ranges = boxes("ss-range-box");
     this.lights = el("div");
     this.over.replaceChildren(...this.ranges, ...this.veils, this.lights);
   }
@@ -181,13 +178,12 @@ class Gantt {
     this.pins.at(x, past);
     for (const veil of this.veils) {
       veil.hidden = past;
-      veil.style.left = `${x}px`;
+      put(veil, { left: x });
     }
     const [low, high] = (this.selected ?? [0, 0]).map((t) => Math.max(-4, Math.min(this.width + 4, this.x(t))));
     for (const box of this.ranges) {
       box.hidden = !this.selected || high - low <= 0;
-      box.style.left = `${low}px`;
-      box.style.width = `${high - low}px`;
+      put(box, { left: low, width: high - low });
     }
     this.light();
   }
@@ -218,13 +214,9 @@ class Gantt {
   boxOf(run, span, strong) {
     const rect = this.rectOf(run, span);
     if (!rect || rect.right < 0 || rect.left > this.width) return null;
-    const box = el("div", { class: strong ? "ss-light ss-light-strong" : "ss-light" });
     const left = Math.max(-2, rect.left - 1);
-    box.style.left = `${left}px`;
-    box.style.width = `${Math.max(4, Math.min(rect.right + 1, this.width + 2) - left)}px`;
-    box.style.top = `${rect.top - 1}px`;
-    box.style.height = `${SIZE.lane + 1}px`;
-    return box;
+    const width = Math.max(4, Math.min(rect.right + 1, this.width + 2) - left);
+    return put(el("div", { class: strong ? "ss-light ss-light-strong" : "ss-light" }), { left, width, top: rect.top - 1, height: SIZE.lane + 1 });
   }
 
   resize() {

@@ -1,12 +1,11 @@
 // The colours of the theme as canvas styles: plain ones, and hatches.
 
 const COLOURS = [
-  "ink", "muted", "line", "card", "grid", "hatch", "accepted", "rejected", "bonus",
-  "draft", "draft-edge", "verify", "verify-edge", "pre-verify", "pre-verify-edge", "prefill", "prefill-edge",
-  "glue", "glue-edge", "branch", "branch-edge",
-  "calibrate", "calibrate-edge", "communicate", "communicate-edge", "sample", "sample-edge", "other", "other-edge", "step", "step-edge", "draft-second", "draft-second-edge", "verify-second", "verify-second-edge", "queue", "queue-edge",
-  "band-both", "band-draft", "band-target", "band-none", "strip-draft", "strip-verify",
-  "wait-draft", "wait-verify", "wait-communication", "wait-queue", "wait-host",
+  "ink", "muted", "line", "card", "grid", "hatch", "accepted", "rejected", "bonus", "strip-draft", "strip-verify",
+  ...["draft", "verify", "pre-verify", "prefill", "glue", "branch", "calibrate", "communicate", "sample", "other", "step", "draft-second", "verify-second", "queue"]
+    .flatMap((kind) => [kind, `${kind}-edge`]),
+  ...BAND_KINDS.map((kind) => `band-${kind}`),
+  ...REASONS.map((reason) => `wait-${reason}`),
 ];
 
 /** The resolved value of every colour: a canvas does not read CSS variables. */

@@ -19,7 +19,7 @@ class LengthsChart {
     this.id = `ss-lengths-${Math.random().toString(36).slice(2)}`;
     chartCard(this, "ss-lengths", "listbox");
     this.marks = new Marks(this.svg, ".ss-lengths-draft", (node) => Number(node.dataset.at),
-      (node, { type }) => this.point(node, type === "click" ? "pinSpan" : "hoverSpan"));
+      (node, { type }) => this.point(node, type === "click" ? "pin" : "hover"));
   }
 
   /** Tell of a draft and show the card of its first forward; node null: of none. */

@@ -35,10 +35,7 @@ class Pins {
     const name = `${track.label} of ${runName(run)}`;
     const free = el("button", { type: "button", class: "ss-unpin", "aria-label": `Unpin ${name}`, title: `Unpin ${name}`,
       onclick: () => { this.gantt.bus.tracks.pin(run, track, false); this.gantt.box.focus({ preventScroll: true }); } }, "×");
-    const label = el("div", { class: "ss-row-label ss-pins-label", title: name }, el("span", {}, track.label), el("small", {}, run.title), free);
-    label.style.top = `${y}px`;
-    label.style.height = `${height}px`;
-    return label;
+    return put(el("div", { class: "ss-row-label ss-pins-label", title: name }, el("span", {}, track.label), el("small", {}, run.title), free), { top: y, height });
   }
 
   /** Draw the window of the timeline, with its colours and hatches. */
@@ -71,8 +68,7 @@ class Pins {
   point(event) {
     if (event.buttons || this.gantt.pressed) return;
     const hit = this.hit(event);
-    if (hit) this.gantt.bus.hoverSpan(hit, this.gantt.boxAt(event, hit));
-    else this.gantt.bus.hover(null);
+    this.gantt.bus.hover(hit, hit && this.gantt.boxAt(event, hit));
   }
 
   /** Begin a click or a drag; the timeline ends it. */

@@ -30,8 +30,7 @@ Gantt.prototype.point = function (event) {
   if (event.buttons || this.pressed) return;
   this.pointed = this.range ? this.time(event.clientX - this.plot.getBoundingClientRect().left) : undefined;
   const hit = this.hit(event);
-  if (hit) this.bus.hoverSpan(hit, this.boxAt(event, hit));
-  else this.bus.hover(null);
+  this.bus.hover(hit, hit && this.boxAt(event, hit));
 };
 
 Gantt.prototype.press = function (event) {
@@ -66,7 +65,7 @@ Gantt.prototype.release = function (event) {
   this.box.classList.remove("ss-dragging");
   if (pressed?.moved && pressed.selects) this.bus.select(this.selected);
   if (!pressed || pressed.moved || event.type === "pointercancel" || Math.abs(event.clientY - pressed.y) >= STILL) return;
-  this.bus.pinSpan(pressed.hit, pressed.hit ? this.boxAt(event, pressed.hit) : null);
+  this.bus.pin(pressed.hit, pressed.hit && this.boxAt(event, pressed.hit));
 };
 
 /** Zoom around the pointer with Ctrl, move with a sideways wheel; else the page scrolls. */

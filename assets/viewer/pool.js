@@ -12,7 +12,7 @@ class PoolChart {
     this.veil = el("div", { class: "ss-veil", hidden: true });
     this.plot.append(el("div", { class: "ss-pool-over" }, this.veil));
     this.marks = new Marks(this.svg, ".ss-pool-bar", (bar) => Number(bar.dataset.span), (bar, { type }) => {
-      if (bar) viewer[type === "click" ? "pinSpan" : "hoverSpan"]({ run: this.run, span: Number(bar.dataset.span) }, bar.getBoundingClientRect());
+      if (bar) viewer[type === "click" ? "pin" : "hover"]({ run: this.run, span: Number(bar.dataset.span) }, bar.getBoundingClientRect());
       else if (type !== "click") viewer.hover(null);
     });
     this.svg.addEventListener("pointerdown", (e) => { this.pressed = e.clientX; });
@@ -38,8 +38,8 @@ class PoolChart {
     this.note.textContent = shown.length === scene.bars.length ? ""
       : `${number(scene.bars.length, 0)} forwards are too many for one view. Zoom in to see them.`;
     setProps(this.svg, { height: scene.height + POOL.axis });
-    this.plot.style.height = `${scene.height + POOL.axis}px`;
-    this.veil.style.height = `${scene.height}px`;
+    put(this.plot, { height: scene.height + POOL.axis });
+    put(this.veil, { height: scene.height });
     this.marks.redraw(patterns(this.id, this.run.pool.servers.length, scene), poolGrid(scene),
       drawn("g", { "aria-hidden": "true" }, shown.map((bar) => this.again(scene, bar))), ...shown.map((bar) => this.bar(scene, bar)), poolLines(scene, this.run, this.id));
     this.highlight(this.lit ?? new Set());

@@ -43,7 +43,10 @@ function timelineTable(model) {
 }
 
 function runTables(run) {
-  const work = run.tracks.flatMap((track) => [...workOf(track), ...waitsOf(track)]);
+  const work = partsIn([run], ({ tracks }) => tracks).map(({ track, name, parts }) => {
+    const [count, total, mean] = statistics(parts);
+    return [track.label, name, number(count, 0), ms(total), ms(mean), ms(parts.reduce((most, part) => Math.max(most, part), 0))];
+  });
   const withDrafter = run.forecasts.some((row) => row.drafter !== null);
   const columns = [
     [run.copies, ["copied from"], (copy) => [`${sourceName(run, copy)}, token ${copy.start + 1}`]],
@@ -77,27 +80,6 @@ function loadTable(run) {
   return [table(`Measured load per device, ${runName(run)}`, ["device", "source", "samples", "mean load", "most memory", "mean power"],
     tracks.map(({ label, measured: m }) => [label, m.label, number(m.samples.length, 0), m.busy === null ? "–" : `${Math.round(100 * m.busy)} %`,
       `${number(m.memory / 2 ** 30, 2)} GiB`, m.power === null ? "–" : `${number(m.power, 0)} W`]))];
-}
-
-function summary(label, name, lengths) {
-  const total = lengths.reduce((sum, length) => sum + length, 0);
-  return [label, name, number(lengths.length, 0), ms(total), ms(total / lengths.length), ms(lengths.reduce((most, length) => Math.max(most, length), 0))];
-}
-
-function grouped(keys, lengths) {
-  const groups = new Map();
-  keys.forEach((key, i) => (groups.get(key) ?? groups.set(key, []).get(key)).push(lengths[i]));
-  return [...groups];
-}
-
-function workOf({ label, spans }) {
-  const names = spans.kind.map((kind, i) => kind + (spans.fate[i] === "cancelled" ? ", cancelled" : isLost(spans.fate[i]) ? ", discarded" : ""));
-  return grouped(names, spans.start.map((start, i) => spans.end[i] - start)).map(([name, lengths]) => summary(label, name, lengths));
-}
-
-function waitsOf({ label, waits }) {
-  return grouped(waits.map((w) => WAITS[w[2]] ?? w[2]), waits.map(([from, to]) => to - from))
-    .map(([name, lengths]) => summary(label, name, lengths));
 }
 
 /** The words of kinds of work whose name needs some. */

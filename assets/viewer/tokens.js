@@ -44,7 +44,7 @@ class Pane {
     const reached = (node) => (node.checkVisibility?.() ?? true) && !node.classList.contains("ss-future");
     new Marks(this.text, ".ss-token", (node) => node.dataset.index, (node, { type }) => {
       const token = this.rows.get(node);
-      if (token) this.bus[type === "click" ? "pin" : "hover"](this.run, { token });
+      if (token) this.bus[type === "click" ? "pin" : "hover"]({ run: this.run, token }, node.getBoundingClientRect());
       else if (type === "pointerleave" || type === "focusout") this.bus.hover(null);
     }, { steps, reached });
   }

@@ -183,25 +183,17 @@ class Viewer {
 
   // -- pointing -------------------------------------------------------------------------------------------------
 
-  /** Show the card of a hovered or focused token; run null: of nothing. */
-  hover(run, item) {
+  /** Show the card of a hovered or focused hit, beside a box; hit null: of nothing. A hit has a run, and a token or what `Gantt.hit` finds. */
+  hover(hit, box) {
     if (this.pinned) return;
-    if (!run) return this.clear();
-    this.show(run, item, this.boxOfToken(run, item.token), false);
+    if (hit) this.show(hit.run, hit, box, false);
+    else this.clear();
   }
 
-  pin(run, item) {
-    const again = this.pinned?.item.token === item.token;
-    this.release();
-    if (!again) this.show(run, item, this.boxOfToken(run, item.token), true);
-  }
-
-  hoverSpan(hit, box) {
-    if (!this.pinned) this.show(hit.run, hit, box, false);
-  }
-
-  pinSpan(hit, box) {
-    const again = hit?.span !== undefined && this.pinned?.item.span === hit.span;
+  /** Pin the card of a hit; once more: let it go. */
+  pin(hit, box) {
+    const { item } = this.pinned ?? {};
+    const again = hit && item && (hit.token ?? hit.span) !== undefined && item.token === hit.token && item.span === hit.span;
     this.release();
     if (hit && !again) this.show(hit.run, hit, box, true);
   }
