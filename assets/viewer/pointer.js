@@ -115,6 +115,14 @@ function hitTrack(place, t, lane, reach) {
   return idle >= 0 ? { ...place, wait: track.waits[idle] } : null;
 }
 
+/** The rectangle of the viewport at a place in the row of a track, or in the row of the tokens. */
+Gantt.prototype.besideRow = function (run, x, track) {
+  const card = this.place.cards.find((c) => c.run === run);
+  const row = card.rows.find((r) => r.type === "track" && r.track === track) ?? card.rows.at(-1);
+  const { left, top } = this.plot.getBoundingClientRect();
+  return { left: left + x, top: top + card.body + row.y, bottom: top + card.body + row.y + row.height };
+};
+
 /** The rectangle of the viewport beside which the card is shown. */
 Gantt.prototype.boxAt = function (event, { card, row }) {
   const top = this.plot.getBoundingClientRect().top + card.body + row.y;

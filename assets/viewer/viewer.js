@@ -289,4 +289,4 @@ function mount(root, model, options = {}) {
   };
 }
 
-window.SpecScope = { mount, unpack, grow, lineOf, sharesOf };
+window.SpecScope = { mount, unpack, grow, lineOf, sharesOf, el, drawn, legendOf };

@@ -14,7 +14,7 @@ from specscope.engine.trace.events import Commit, Decision, Forked, Occupancy, P
 from specscope.engine.trace.trace import Trace
 from specscope.traces.database import schema
 from specscope.traces.database.schema import RUN
-from specscope.traces.facts.waiting import JUDGED, useful_glue
+from specscope.traces.facts.fates import JUDGED, useful_glue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

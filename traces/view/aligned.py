@@ -28,7 +28,7 @@ class AlignedView(TypedDict):
     rows: Sequence[RowView]
 
 
-class Written(Protocol):
+class TextOutput(Protocol):
     """What a run wrote: a trace, or a part of a stored one."""
 
     @property
@@ -37,14 +37,14 @@ class Written(Protocol):
     def token_ids(self, sequence: int, /) -> list[int]: ...
 
 
-def aligned(runs: Sequence[Written]) -> list[AlignedView]:
+def aligned(runs: Sequence[TextOutput]) -> list[AlignedView]:
     if len(runs) < 2:
         return []
     sequences = range(len(runs[0].header.prompt_ids))
     return [{"rows": [_row(run, runs[0], sequence) for run in runs]} for sequence in sequences]
 
 
-def _row(output: Written, reference: Written, sequence: int) -> RowView:
+def _row(output: TextOutput, reference: TextOutput, sequence: int) -> RowView:
     def refused(reason: str) -> RowView:
         return {"sequence": -1, "same": 0, "reason": reason}
 

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import numpy as np
 
 from specscope.engine.trace.events import Mode, SpanKind, SpanOutcome
-from specscope.traces.facts.waiting import JUDGED, Timeline, lanes, timeline, working_devices
+from specscope.traces.facts.fates import JUDGED
+from specscope.traces.facts.intervals import lanes
+from specscope.traces.facts.waiting import Timeline, timeline, working_devices
 from specscope.traces.view import all_sections
 from specscope.traces.view.aligned import aligned
-from specscope.traces.view.document import frame, heading, sections
+from specscope.traces.view.document import frame, sections
+from specscope.traces.view.heading import heading
 from specscope.traces.view.packed import numeric, packed_run
 from specscope.traces.view.tracks import (
     band,
