@@ -105,7 +105,7 @@ window.SpecScopeApp = (() => {
       if (view) view.update(model);
       else {
         const part = (run) => `run=${encodeURIComponent(run)}`;
-        const source = { spans: (run) => ask(`spans?${part(run)}`), rounds: (run, first, last) => ask(`rounds?${part(run)}&first=${first}&last=${last}`), aligned: (query) => ask(`aligned?${query}`), whole: () => fetchModel(value().runs, true) };
+        const source = { spans: (run) => ask(`spans?${part(run)}`), rounds: (run, first, last) => ask(`rounds?${part(run)}&first=${first}&last=${last}`), whole: () => fetchModel(value().runs, true) };
         view = SpecScope.mount(root, model, { source, theme: "class", header: !results, advise: results && advise, fragment: wanted.live ? "" : location.hash.slice(1) });
       }
       mounted = wanted.runs[0];

@@ -6,49 +6,20 @@ window.SpecScopeDemo = (() => {
   const BANDS = [["both", "both work"], ["draft", "only the drafter works"], ["target", "only the target works"], ["none", "nobody works"]];
   const INKS = [["accepted", "accepted draft"], ["bonus", "the target's own token"]];
 
-  function make(tag, name, text = "") {
-    const node = document.createElement(tag);
-    node.className = name;
-    node.textContent = text;
-    return node;
-  }
-
   /** A line per run: who works at each time from 0 to `end` ms. */
   function lines(runs, end) {
-    const box = make("div", "app-demo-lines");
-    box.setAttribute("aria-hidden", "true"); // the panes say it in words
-    for (const run of runs) {
-      const line = make("div", "app-demo-line");
-      const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-      svg.setAttribute("viewBox", `0 0 ${end} 1`);
-      svg.setAttribute("preserveAspectRatio", "none");
-      for (const [kind, from, to] of run.band) {
-        const bar = document.createElementNS(svg.namespaceURI, "rect");
-        const place = { x: Math.max(0, from), width: Math.max(0, Math.min(end, to) - Math.max(0, from)), height: 1, class: `app-band-${kind}` };
-        for (const [name, value] of Object.entries(place)) bar.setAttribute(name, value);
-        svg.append(bar);
-      }
-      line.append(svg, make("i", "app-demo-veil"));
-      box.append(make("span", "app-demo-name", run.title), line);
-    }
-    return box;
+    const { el, drawn } = SpecScope;
+    const bar = ([kind, from, to]) => drawn("rect", { x: Math.max(0, from), width: Math.max(0, Math.min(end, to) - Math.max(0, from)), height: 1, class: `app-band-${kind}` });
+    return el("div", { class: "app-demo-lines", "aria-hidden": "true" }, runs.flatMap((run) => [ // the panes say it in words
+      el("span", { class: "app-demo-name" }, run.title),
+      el("div", { class: "app-demo-line" }, drawn("svg", { viewBox: `0 0 ${end} 1`, preserveAspectRatio: "none" }, run.band.map(bar)), el("i", { class: "app-demo-veil" }))]));
   }
 
   function legend(runs) {
-    const list = make("ul", "ss-legend app-demo-legend");
-    list.setAttribute("aria-label", "Legend");
+    const { el, legendOf } = SpecScope;
     const used = new Set(runs.flatMap((run) => run.band.map(([kind]) => kind)));
-    for (const [kind, label] of BANDS.filter(([kind]) => used.has(kind))) {
-      const item = make("li", "");
-      item.append(make("span", `ss-swatch ss-k-band-${kind}`), label);
-      list.append(item);
-    }
-    for (const [kind, label] of INKS) {
-      const item = make("li", "");
-      item.append(make("span", `ss-ink ss-${kind}`, label));
-      list.append(item);
-    }
-    return list;
+    const bands = BANDS.filter(([kind]) => used.has(kind)).map(([kind, label]) => [`ss-k-band-${kind}`, label]);
+    return legendOf("Legend", [...bands, ...INKS.map(([kind, label]) => el("li", {}, el("span", { class: `ss-ink ss-${kind}` }, label)))], "ss-legend app-demo-legend");
   }
 
   /** Keep the newest token of every text in sight, and cover what is later than the replay's time. */
@@ -81,8 +52,8 @@ window.SpecScopeDemo = (() => {
       const { prompt, where, looks, model } = await answer.json();
       element.querySelector(".app-demo-prompt").textContent = prompt;
       view = SpecScope.mount(root, model, { theme: "class", header: false });
-      root.querySelectorAll(".ss-pane").forEach((pane, i) => pane.querySelector(".ss-pane-head").after(make("p", "app-look", looks[i])));
-      root.querySelector(".ss-race").after(make("p", "app-demo-where", where));
+      root.querySelectorAll(".ss-pane").forEach((pane, i) => pane.querySelector(".ss-pane-head").after(SpecScope.el("p", { class: "app-look" }, looks[i])));
+      root.querySelector(".ss-race").after(SpecScope.el("p", { class: "app-demo-where" }, where));
       const box = lines(model.runs, model.axis.max);
       root.querySelector(".ss-panes").after(box, legend(model.runs));
       new MutationObserver(() => follow(root, box, model.axis.max)).observe(root, { attributes: true, attributeFilter: ["data-time"] });

@@ -5,16 +5,7 @@ window.SpecScopePicker = (() => {
   let contents = { pairs: {}, methods: [] };
   let picker = null;
 
-  function node(tag, props = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(props)) {
-      if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-      else if (value === true) made.setAttribute(name, "");
-      else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
-    }
-    made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
-    return made;
-  }
+  const node = (...parts) => SpecScope.el(...parts);
 
   const read = (value) => {
     try {

@@ -106,10 +106,6 @@ def build_router(service: Service) -> APIRouter:
     def rounds(run: str, first: int, last: int) -> Response:
         return _answer(lambda: long.rounds(run, first, last))
 
-    @router.get("/aligned")
-    def aligned(runs: str, low: float, high: float, sequence: int = 0) -> Response:
-        return _answer(lambda: long.aligned(runs, sequence, low, high))
-
     @router.get("/live")
     def live(run: str, cursor: int = 0) -> Response:
         found = service.find(run)

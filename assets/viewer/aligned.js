@@ -4,28 +4,34 @@ const ALIGNED = { bar: 30, least: 2.5, strip: 20, row: 62, axis: 20, cell: [4, 4
 const ALIGNED_HINT = "Point at a token, or move with the arrow keys; a click or Enter pins its card.";
 INSETS.push((viewer) => new Aligned(viewer));
 
-/** The rows of a document's first alignment: {run, tokens, t, gap, length, first}; `first` tokens are before the first one. */
-function alignedRows(model) {
-  const group = model.state === "ready" ? model.aligned?.[chosenSequence(model.runs[0])] : null;
-  const rows = (group?.rows ?? []).flatMap(({ sequence, same, reason }, i) => {
-    const run = model.runs[i];
-    if (reason) return [];
-    const all = run.tokens.filter((token) => token.sequence === sequence);
-    const tokens = all.slice(0, same);
-    const t = Float64Array.from(tokens, (token) => token.t);
-    return [{ run, tokens, t, gap: t.map((time, k) => time - (k ? t[k - 1] : 0)), length: all.length, first: 0 }];
-  });
-  return rows;
+/** How far the texts of the runs agree, for the chosen sequence of the first one: traces/view/aligned.py. */
+const alignedViews = (model) => (model.state === "ready" && model.aligned?.[chosenSequence(model.runs[0])]?.rows) || [];
+
+/**
+ * A row: `more` and {tokens, first, t, gap}. Of these tokens, `skipped` ones are left out; `first` tokens of the run are
+ * before the row. `more` has the run, its `part` with the rows of the tokens, and its numbers of tokens: `length`, `same`.
+ */
+function alignedRow(more, tokens, skipped, first = 0) {
+  const t = Float64Array.from(tokens, (token) => token.t);
+  const gap = t.map((time, k) => time - (k ? t[k - 1] : 0));
+  return { ...more, tokens: tokens.slice(skipped), first, t: t.slice(skipped), gap: gap.slice(skipped) };
 }
 
-/** Sentences about the runs that are not aligned, or not to their end. */
-function alignedNotes(model, rows) {
-  const group = model.aligned[chosenSequence(model.runs[0])];
-  const left = group.rows.flatMap(({ reason }, i) => (reason ? [`${runName(model.runs[i])}: ${reason}`] : []));
-  const cut = rows.slice(1).filter((row) => row.tokens.length < rows[0].length);
+/** The rows of whole runs. */
+function alignedRows(model) {
+  return alignedViews(model).flatMap(({ sequence, same, reason }, i) => {
+    const run = model.runs[i];
+    const tokens = run.tokens.filter((token) => token.sequence === sequence);
+    return reason ? [] : [alignedRow({ run, part: run, same, length: tokens.length }, tokens.slice(0, same), 0)];
+  });
+}
+
+/** Sentences about the runs that are not aligned, or not to the `last` token. */
+function alignedNotes(model, rows, last) {
+  const left = alignedViews(model).flatMap(({ reason }, i) => (reason ? [`${runName(model.runs[i])}: ${reason}`] : []));
   return [
     left.length ? `Not aligned with ${runName(model.runs[0])}: ${left.join("; ")}.` : "",
-    ...cut.map(({ run, tokens, length }) => `${runName(run)} ${tokens.length < length ? "writes another text" : "ends"} after token ${tokens.length}.`),
+    ...rows.filter(({ same }) => same < last).map(({ run, same, length }) => `${runName(run)} ${same < length ? "writes another text" : "ends"} after token ${number(same, 0)}.`),
   ].filter(Boolean).join(" ");
 }
 
@@ -41,8 +47,7 @@ class Aligned {
     this.plot = el("div", { class: "ss-aligned-plot", tabindex: "0", role: "group",
       "aria-label": "Tokens of all runs by position. The arrow keys move, Enter pins the card. The table below has the same data." }, this.svg);
     this.status = el("p", { class: "ss-say", role: "status" });
-    this.body = el("div", { class: "ss-wide", ...scrolls("Token by token as a table") });
-    this.fold = el("details", { class: "ss-fold" }, el("summary", {}, "Token by token as a table"), this.body);
+    this.fold = fold("Token by token as a table", "ss-wide");
     this.parts = [alignedLegend(), el("div", { class: "ss-aligned-body" }, this.names, this.plot), this.status, this.fold];
     this.card = el("section", { class: "ss-card ss-aligned", "aria-label": "Token by token", hidden: true },
       el("h3", {}, "Token by token"), this.note, this.parts);
@@ -58,15 +63,16 @@ class Aligned {
 
   update(model) {
     const part = this.part.update(model);
-    this.rows = part ? this.part.rows() : alignedRows(model);
+    const rows = part ? this.part.rows() : alignedRows(model);
+    this.rows = rows.filter((row) => row.tokens.length);
     for (const row of this.rows) row.lead = row.t.map((time, k) => this.rows[0].t[k] - time); // the time ahead of the first row
-    const shown = part || (model.state === "ready" && model.aligned?.length > 0 && model.runs.some((run) => run.tokens.length));
+    const shown = part || (alignedViews(model).length > 0 && model.runs.some((run) => run.tokens.length));
     this.card.hidden = !shown;
     if (!shown) return;
     const alone = this.rows.length < 2;
     if (alone) this.rows = [];
     for (const part of this.parts) part.hidden = alone;
-    this.note.textContent = part ? this.part.note() : alignedNotes(model, this.rows);
+    this.note.textContent = part ? this.part.note() : alignedNotes(model, rows, rows[0]?.length);
     if (part && this.found !== this.part.found) Object.assign(this, { found: this.part.found, place: [0, 0], chosen: false });
     this.chosen &&= Boolean(this.rows[this.place[0]]?.tokens[this.place[1]]);
     if (!this.chosen) this.status.textContent = ALIGNED_HINT;
@@ -89,7 +95,7 @@ class Aligned {
     this.veils = this.rows.map((_, i) => drawn("rect", { y: i * ALIGNED.row, height: ALIGNED.row - 6, class: "ss-aligned-veil" }));
     this.light = drawn("rect", { class: "ss-aligned-light", height: ALIGNED.row - 8, width: this.cell, visibility: "hidden" });
     setProps(this.svg, { width: columns * this.cell + 1, height: height + ALIGNED.axis });
-    this.svg.replaceChildren(alignedHatch(), ...this.rows.map((row, i) => alignedRow(row, i, this.cell, most, scale)),
+    this.svg.replaceChildren(drawn("defs", {}, hatching("ss-aligned-hatch", "ss-aligned-line", { size: 3, wide: 1.7 })), ...this.rows.map((row, i) => alignedBars(row, i, this.cell, most, scale)),
       ...this.veils, this.light, alignedAxis(columns, this.cell, height, this.rows[0]));
     this.at(this.t ?? Infinity);
     if (this.chosen) this.choose(this.place, false);
@@ -114,7 +120,7 @@ class Aligned {
 
   key(event) {
     const [down, right] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: [0, -1e9], End: [0, 1e9], Enter: [0, 0] }[event.key] ?? [];
-    if (down === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (down === undefined || modified(event)) return;
     event.preventDefault();
     event.stopPropagation();
     this.go(down, right, event.key === "Enter");
@@ -140,12 +146,13 @@ class Aligned {
     const box = this.svg.getBoundingClientRect();
     const left = box.left + (k + 1) * this.cell + 4;
     const beside = { left, top: box.top + i * ALIGNED.row, bottom: box.top + (i + 1) * ALIGNED.row };
-    this.viewer.pinSpan({ run: row.run, token: this.part.whole(row, k) }, beside);
+    const token = row.run.tokens.find(({ index }) => index === row.tokens[k].index) ?? row.tokens[k];
+    this.viewer.pin({ run: row.run, part: row.part, token }, beside);
   }
 
   tabulate() {
     if (!this.fold.open || !this.rows.length) return;
-    this.body.replaceChildren(alignedTable(this.rows));
+    this.fold.lastChild.replaceChildren(alignedTable(this.rows));
   }
 
   followed(model) {
@@ -170,7 +177,7 @@ function alignedName({ run, lead }, i) {
 }
 
 /** A run's bars by origin, and below them its lead; `most` is the longest gap, `scale` the highest and the lowest lead. */
-function alignedRow({ tokens, gap, lead }, i, cell, most, [high, low]) {
+function alignedBars({ tokens, gap, lead }, i, cell, most, [high, low]) {
   const top = i * ALIGNED.row;
   const bars = {};
   const ahead = { ahead: "", behind: "" };
@@ -185,14 +192,11 @@ function alignedRow({ tokens, gap, lead }, i, cell, most, [high, low]) {
     ahead[way < 0 ? "behind" : "ahead"] += `M${k * cell} ${zero}v${-way}h${cell}v${way}z`;
   });
   return drawn("g", {},
-    drawn("line", { x1: 0, x2: tokens.length * cell, y1: foot + 0.5, y2: foot + 0.5, class: "ss-pool-grid" }),
+    drawnLine(0, foot + 0.5, tokens.length * cell, foot + 0.5),
     Object.entries(bars).map(([outcome, d]) => drawn("path", { d, class: `ss-aligned-${outcome}` })),
-    i ? [drawn("line", { x1: 0, x2: tokens.length * cell, y1: zero, y2: zero, class: "ss-pool-edge" }),
+    i ? [drawnLine(0, zero, tokens.length * cell, zero, "ss-pool-edge"),
       Object.entries(ahead).map(([name, d]) => drawn("path", { d, class: `ss-aligned-${name}` }))] : null);
 }
-
-const alignedHatch = () => drawn("defs", {}, drawn("pattern", { id: "ss-aligned-hatch", width: 3, height: 3, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
-  drawn("rect", { width: 1.7, height: 3, class: "ss-aligned-line" })));
 
 /** The numbers of the tokens, or their texts where there is room. */
 function alignedAxis(columns, cell, height, { tokens, first }) {
@@ -227,9 +231,6 @@ function alignedTable(rows) {
   return el("div", {}, table("Token by token", head, lines), count > shown ? el("p", { class: "ss-hint" }, `The first ${shown} are shown; ${count - shown} follow.`) : null);
 }
 
-function alignedLegend() {
-  const item = (name, text) => el("li", {}, el("i", { class: `ss-aligned-key ss-aligned-key-${name}` }), text);
-  return el("ul", { class: "ss-keys", "aria-label": "Legend of the tokens" },
-    item("accepted", "accepted draft"), item("corrected", "corrected by the target"), item("bonus", "bonus of the target"), item("plain", "target's own token"),
-    el("li", {}, "Height of a bar: time since the token before. Below: "), item("ahead", "ahead of the first run"), item("behind", "behind it"));
-}
+const alignedLegend = () => legendOf("Legend of the tokens", [
+  ...["accepted", "corrected", "bonus", "plain"].map((outcome) => [`ss-aligned-key-${outcome}`, OUTCOMES[outcome]]),
+  el("li", {}, "Height of a bar: time since the token before. Below: "), ["ss-aligned-key-ahead", "ahead of the first run"], ["ss-aligned-key-behind", "behind it"]], "ss-keys");

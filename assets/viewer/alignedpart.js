@@ -1,57 +1,93 @@
-// Token by token of long runs: the server is asked for the tokens that the first run commits in the timeline's window,
-// and for the same tokens of the other runs (app/jobs/windows.py).
+// Token by token of long runs: the tokens that the first run commits in the timeline's window, and the same ones of the
+// others. The page has all rounds, and how far the texts agree; the tokens that are not in the loaded part are asked for.
+
+const MOST_ALIGNED = 600; // tokens of a run shown at once
+const MOST_ASKED = 1000; // rounds of a request, see app/jobs/long.py
+
+/** The rounds of a sequence, and the number of its tokens before each. Tokens of a prefill are a round of step 0. */
+function outputLine(run, { sequence, length }) {
+  const own = run.rounds.filter((round) => round.sequence === sequence);
+  const early = length - own.reduce((sum, round) => sum + round.emitted, 0);
+  const rounds = early > 0 ? [{ step: 0, t: 0, emitted: early }, ...own] : own;
+  let count = 0;
+  return { run, rounds, before: rounds.map(({ emitted }) => (count += emitted) - emitted) };
+}
+
+/** The steps with the tokens [first, end) of a line, and with the token before them: {low, high, index of their first token}. */
+function stepsWith({ rounds, before }, first, end) {
+  const [a, b] = [first - 1, end - 1].map((token) => upperBound(before, Math.max(0, token)) - 1);
+  return { low: rounds[a].step, high: rounds[b].step, index: before[a] };
+}
+
+/** Whether a request for these steps has too many rounds; one step is always allowed. */
+const tooMany = (run, { low, high }) => low < high && run.rounds.filter(({ step }) => step >= low && step <= high).length > MOST_ASKED;
 
 class AlignedPart {
   constructor(viewer, show) {
-    Object.assign(this, { viewer, show, active: false, names: "", asked: "", asking: false, found: null, problem: "" });
+    Object.assign(this, { viewer, show, active: false, asking: false });
     this.look = throttled(() => this.next(), 400);
   }
 
   /** Take another document; return whether its runs are loaded in part and can be aligned. */
   update(model) {
-    const { source } = this.viewer.options;
-    const names = model.runs.map((run) => run.id).join();
-    if (names !== this.names) Object.assign(this, { names, asked: "", found: null, problem: "" });
-    this.model = model;
-    this.active = model.runs.length > 1 && Boolean(model.runs[0].long && source?.aligned);
+    if (model !== this.model) Object.assign(this, { model, asked: "", found: null, problem: "" });
+    this.active = Boolean(model.aligned?.length && model.runs[0].long && this.viewer.options.source);
     if (this.active) this.look();
     return this.active;
   }
 
-  /** Ask for the window of the timeline, unless it is the last one asked for. */
+  /** The tokens to show: {first, inside, rows: [{view, run, first, end}]}; of `inside` tokens in the window the first ones. */
+  wanted() {
+    const { runs } = this.model;
+    const [from, to] = this.viewer.gantt.range;
+    const views = alignedViews(this.model);
+    const lines = views.map((view, i) => (view.reason ? null : outputLine(runs[i], view)));
+    if (!lines[0]) return { first: 0, inside: 0, rows: [] };
+    const { rounds, before } = lines[0];
+    const first = before[rounds.findIndex(({ t }) => t >= from)] ?? views[0].length;
+    const inside = Math.max(0, (before[rounds.findLastIndex(({ t }) => t <= to) + 1] ?? views[0].length) - first);
+    for (let shown = Math.min(MOST_ALIGNED, inside); ; shown = Math.ceil(shown / 2)) {
+      const rows = views.flatMap((view, i) => {
+        const end = Math.min(first + shown, view.same);
+        return lines[i] ? [{ ...view, run: runs[i], first, end, steps: end > first ? stepsWith(lines[i], first, end) : null }] : [];
+      });
+      if (shown < 2 || !rows.some(({ run, steps }) => steps && tooMany(run, steps))) return { first, inside, rows };
+    }
+  }
+
+  /** Ask for the tokens to show, unless they were the last ones asked for. */
   async next() {
-    const { range } = this.viewer.gantt;
-    if (!this.active || this.asking || !range) return;
-    const run = this.model.runs[0];
-    const [low, high] = [Math.max(run.from, range[0]), Math.min(run.to, range[1])];
-    const query = new URLSearchParams({ runs: this.names, low, high, sequence: chosenSequence(run) }).toString();
-    if (low >= high || query === this.asked) return;
-    Object.assign(this, { asked: query, asking: true, problem: "" });
-    const { names } = this;
-    let found = null;
+    if (!this.active || this.asking || !this.viewer.gantt.range) return;
+    const { model } = this;
+    const { rows, ...window } = this.wanted();
+    const asked = JSON.stringify([window, rows.map(({ sequence, end }) => [sequence, end])]);
+    if (asked === this.asked) return;
+    Object.assign(this, { asked, asking: true, problem: "" });
     try {
-      found = await this.viewer.options.source.aligned(query);
+      const found = { ...window, rows: [] };
+      for (const row of rows) found.rows.push(await this.filled(row));
+      if (model === this.model) this.found = found;
     } catch (error) {
-      this.problem = `The tokens of the window cannot be loaded: ${error.message}.`;
+      if (model === this.model) this.problem = `The tokens of the window cannot be loaded: ${error.message}.`;
     }
     this.asking = false;
     if (!this.active) return;
-    if (names === this.names) {
-      this.found = found;
-      this.show();
-    }
+    if (model === this.model) this.show();
     this.look(); // the window may have moved meanwhile
   }
 
-  /** The rows that `Aligned` draws. */
+  /** Return a row with its tokens. */
+  async filled({ run, sequence, first, end, steps, ...view }) {
+    if (!steps) return alignedRow({ ...view, run }, [], 0);
+    const { low, high, index } = steps;
+    const here = run.part.first <= low && high <= run.part.last;
+    const part = here ? run : { ...run, ...unpack({ runs: [await this.viewer.options.source.rounds(run.id, low, high)] }).runs[0] };
+    const own = part.tokens.filter((token) => token.sequence === sequence && token.step >= low && token.step <= high);
+    return alignedRow({ ...view, run, part }, own.slice(0, end - index), first - index, first);
+  }
+
   rows() {
-    const rows = (this.found?.rows ?? []).flatMap(({ reason, tokens, before, length }, i) => {
-      if (reason || !tokens.length) return [];
-      const t = Float64Array.from(tokens, (token) => token.t);
-      const gap = t.map((time, k) => time - (k ? t[k - 1] : before));
-      return [{ run: this.model.runs[i], tokens: tokens.map((token, k) => ({ ...token, gap: gap[k] })), t, gap, length, first: this.found.first }];
-    });
-    return this.found?.rows[0].tokens.length ? rows : [];
+    return this.found?.rows ?? [];
   }
 
   /** Which tokens are shown, and why others are not. */
@@ -59,33 +95,19 @@ class AlignedPart {
     if (this.problem) return this.problem;
     if (!this.found) return "The tokens of the timeline's window are loading.";
     const { first, inside, rows } = this.found;
-    const { runs } = this.model;
-    const [{ tokens, length, reason }] = rows;
-    if (reason) return `${runName(runs[0])} cannot be aligned: ${reason}.`;
-    if (!inside) return `${runName(runs[0])} commits no token in the timeline's window; move the window.`;
-    const last = first + tokens.length;
-    const cut = tokens.length < inside ? ` The window has ${number(inside, 0)} of them; zoom in to see the others.` : "";
+    const name = runName(this.model.runs[0]);
+    if (!rows.length) return alignedNotes(this.model, rows, 0);
+    if (!inside) return `${name} commits no token in the timeline's window; move the window.`;
+    const last = first + rows[0].tokens.length;
     return [
-      `Tokens ${number(first + 1, 0)} to ${number(last, 0)} of ${number(length, 0)}: those that ${runName(runs[0])} commits in the timeline's window.${cut}`,
-      ...rows.slice(1).flatMap((row, i) => partReason(runName(runs[i + 1]), row, last)),
-    ].join(" ");
-  }
-
-  /** The token of a cell, with its decision where the loaded part has it. */
-  whole({ run, tokens }, k) {
-    if (!run.long) return tokens[k];
-    return run.tokens.find((token) => token.index === tokens[k].index) ?? { ...tokens[k], p: null, q: null, u: null, outside: true };
+      `Tokens ${number(first + 1, 0)} to ${number(last, 0)} of ${number(rows[0].length, 0)}: those that ${name} commits in the timeline's window.`,
+      last < first + inside ? `The window has ${number(inside, 0)} of them; zoom in to see the others.` : "",
+      alignedNotes(this.model, rows, last),
+    ].filter(Boolean).join(" ");
   }
 
   destroy() {
     this.active = false;
     this.look.cancel();
   }
-}
-
-/** Why a run has fewer tokens than the first one, as a list of at most one sentence. */
-function partReason(name, { reason, same, length }, last) {
-  if (reason) return [`Not aligned: ${name}, ${reason}.`];
-  if (same >= last) return [];
-  return [`${name} ${same < length ? "writes another text" : "ends"} after token ${number(same, 0)}.`];
 }

@@ -6,14 +6,14 @@ INSETS.push(() => new PerRun(({ audit }) => audit && (audit.sentence || audit.wh
 /** The card of one run. */
 class AuditCard {
   constructor() {
-    this.head = chartHead();
+    chartCard(this, "ss-audit");
     this.body = el("div", {});
-    this.node = el("section", { class: "ss-card ss-pool ss-audit" }, this.head, auditLegend(), this.body);
+    this.node.replaceChildren(this.head, auditLegend(), this.body);
   }
 
   update(run) {
     const shown = JSON.stringify(run.audit);
-    entitle(this, run, "Acceptance audit");
+    entitle(this, "Acceptance audit");
     if (shown === this.shown) return;
     this.shown = shown;
     const { sentence, rules, whole, places, stretches } = run.audit;
@@ -25,15 +25,8 @@ class AuditCard {
   }
 }
 
-function auditTable(name, rows) {
-  const names = ["", "tested", "expected", "accepted", "z", ""];
-  const line = (row) => el("tr", {}, el("th", { scope: "row" }, row.name), el("td", {}, number(row.tested, 0)), el("td", {}, auditExpected(row)),
-    el("td", {}, number(row.kept, 0)), el("td", {}, row.z === null ? "–" : number(row.z, 1)), el("td", {}, auditStrip(row)));
-  return el("table", {},
-    el("caption", { class: "ss-sr" }, `Acceptance audit ${name}`),
-    el("thead", {}, el("tr", {}, names.map((head) => (head ? el("th", { scope: "col", title: AUDIT_WORDS[head] }, head) : el("td", {}))))),
-    el("tbody", {}, rows.map(line)));
-}
+const auditTable = (name, rows) => table(`Acceptance audit ${name}`, defined(["", "tested", "expected", "accepted", "z", ""], AUDIT_WORDS), rows.map((row) =>
+  [row.name, number(row.tested, 0), auditExpected(row), number(row.kept, 0), row.z === null ? "–" : number(row.z, 1), auditStrip(row)]));
 
 const auditExpected = ({ low, high }) => (high - low < 0.05 ? number(low, 1) : `${number(low, 1)} to ${number(high, 1)}`);
 
@@ -48,7 +41,7 @@ function auditStrip(row) {
   const { width, height, dot } = AUDIT;
   const marks = auditMarks(row);
   return drawn("svg", { class: `ss-audit-strip${marks.away ? " ss-audit-away" : ""}`, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
-    drawn("line", { x1: 0, x2: width, y1: height / 2, y2: height / 2 }),
+    drawnLine(0, height / 2, width, height / 2),
     drawn("rect", { x: marks.from, y: 2, width: marks.wide, height: height - 4 }),
     drawn("circle", { cx: marks.dot, cy: height / 2, r: dot }));
 }
@@ -60,8 +53,5 @@ const AUDIT_WORDS = {
   z: "How far the accepted ones are from the expected ones, in standard deviations.",
 };
 
-function auditLegend() {
-  const key = (look, words) => el("li", {}, el("i", { class: `ss-swatch ${look}`, "aria-hidden": "true" }), words);
-  return el("ul", { class: "ss-legend", "aria-label": "Legend of the acceptance audit" },
-    key("ss-calibration-key-accepted", "accepted share of the tests"), key("ss-audit-key-expected", "expected by the recorded rule, ± 3 standard deviations"));
-}
+const auditLegend = () => legendOf("Legend of the acceptance audit", [
+  ["ss-calibration-key-accepted", "accepted share of the tests"], ["ss-audit-key-expected", "expected by the recorded rule, ± 3 standard deviations"]]);

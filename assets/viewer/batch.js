@@ -30,7 +30,7 @@ function sequenceChoice(run, choose) {
 /** Padded and own cells of one round: a block per sequence, as high as its new rows, as wide as the rows they attend to. */
 class Packing {
   constructor() {
-    this.head = chartHead();
+    this.head = el("div", { class: "ss-gantt-title" });
     this.slider = el("input", { type: "range", min: 0, class: "ss-packing-round", "aria-label": "Round", oninput: () => this.show(Number(this.slider.value)) });
     this.status = el("p", { class: "ss-detail", role: "status" });
     this.svg = drawn("svg", { role: "list" });
@@ -38,10 +38,11 @@ class Packing {
   }
 
   update(run) {
-    const follows = !this.run || this.index >= this.run.packings.length - 1;
-    entitle(this, run, "Padded and own cells", headNote(wholeRun(run)));
-    this.slider.max = run.packings.length - 1;
-    this.show(follows ? run.packings.length - 1 : this.index);
+    const follows = this.index === this.last;
+    this.last = run.packings.length - 1;
+    entitle(this, "Padded and own cells", wholeRun(run));
+    this.slider.max = this.last;
+    this.show(follows ? this.last : this.index);
   }
 
   /** Follow the replay: show the last round that has ended by t. */
@@ -59,14 +60,11 @@ class Packing {
   show(index) {
     this.index = index;
     this.slider.value = String(index);
-    this.draw();
+    if (this.width) this.draw(this.width);
   }
 
-  draw() {
-    const packing = this.run?.packings[this.index];
-    const width = this.svg.clientWidth;
-    if (!packing || !width) return;
-    this.width = width;
+  draw(width) {
+    const packing = this.run.packings[this.index];
     const sums = cellsOf([packing]);
     this.status.textContent = `Round ${packing.step}: ${number(packing.shares.length, 0)} sequences, ${cellsText(sums)}`;
     this.slider.setAttribute("aria-valuetext", this.status.textContent);
@@ -79,8 +77,7 @@ class Packing {
       return shareBlock(share, top - height - BATCH.gap, height, x);
     });
     setProps(this.svg, { height: top, "aria-label": this.status.textContent });
-    this.svg.replaceChildren(drawn("defs", {}, drawn("pattern", { id: "ss-packing-hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
-      drawn("rect", { width: 1.6, height: 5, class: "ss-packing-line" }))), ...blocks);
+    this.svg.replaceChildren(drawn("defs", {}, hatching("ss-packing-hatch", "ss-packing-line")), ...blocks);
   }
 }
 
@@ -97,8 +94,8 @@ function shareBlock(share, y, height, x) {
     rect(0, padded_cached + padded_rows, height, "ss-packing-padding"),
     rect(0, cached, own, "ss-packing-cached"),
     rect(cached, cached + rows, own, "ss-packing-new"),
-    drawn("text", { x: BATCH.left - 8, y: y + height / 2 + 4, "text-anchor": "end" }, `sequence ${sequence + 1}`),
-    drawn("text", { x: BATCH.left + x(padded_cached + padded_rows) + 8, y: y + height / 2 + 4 }, `${number(rows * (cached + rows), 0)} of ${number(cells, 0)} cells`));
+    drawnText(BATCH.left - 8, y + height / 2 + 4, "end", `sequence ${sequence + 1}`),
+    drawnText(BATCH.left + x(padded_cached + padded_rows) + 8, y + height / 2 + 4, "start", `${number(rows * (cached + rows), 0)} of ${number(cells, 0)} cells`));
 }
 
 function cellsOf(packings) {
@@ -117,8 +114,6 @@ function cellsText({ own, all }) {
 
 const wholeRun = (run) => `all rounds: ${cellsText(cellsOf(run.packings))}`;
 
-function packingLegend() {
-  const key = (name, text) => el("span", { class: "ss-key" }, el("i", { class: `ss-packing-key ${name}` }), text);
-  return el("p", { class: "ss-packing-keys ss-note" }, key("ss-packing-key-cached", "cached rows"), key("ss-packing-key-new", "new rows: last token and drafts"),
-    key("ss-packing-key-padding", "padding: computed, then masked"), el("span", {}, "Height: new rows. Width: the rows they attend to."));
-}
+const packingLegend = () => legendOf("Legend of the cells", [
+  ["ss-packing-key-cached", "cached rows"], ["ss-packing-key-new", "new rows: last token and drafts"], ["ss-packing-key-padding", "padding: computed, then masked"],
+  el("li", {}, "Height: new rows. Width: the rows they attend to.")], "ss-keys");

@@ -9,25 +9,20 @@ const bestWords = ({ unit }) => (unit === "×" ? "times plain decoding" : unit);
 /** The card of one run. */
 class BestCard {
   constructor() {
-    this.head = chartHead();
-    this.svg = drawn("svg", { role: "img", height: BEST.top + BEST.height + BEST.foot });
-    this.node = el("section", { class: "ss-card ss-pool ss-best" });
+    this.still = true;
+    chartCard(this, "ss-best");
+    setProps(this.svg, { height: BEST.top + BEST.height + BEST.foot });
   }
 
-  update(run) {
-    const { best } = run;
-    this.width = 0;
-    entitle(this, run, "Best draft length");
-    this.svg.setAttribute("aria-label", `Speed of each draft length of ${runName(run)}: ${best.sentence}`);
-    this.node.replaceChildren(this.head, el("p", { class: "ss-detail" }, best.sentence), bestLegend(best), el("div", { class: "ss-pool-plot" }, this.svg),
+  update({ best }) {
+    entitle(this, "Best draft length");
+    this.svg.setAttribute("aria-label", `Speed of each draft length of ${runName(this.run)}: ${best.sentence}`);
+    this.node.replaceChildren(this.head, el("p", { class: "ss-detail" }, best.sentence), bestLegend(best), this.plot,
       bestTable(best), el("p", { class: "ss-note" }, best.notes.join(" ")));
   }
 
-  draw() {
-    const width = this.svg.clientWidth;
-    if (!width || width === this.width) return;
-    this.width = width;
-    drawBest(this.svg, this.run.best);
+  draw(width) {
+    drawBest(this.svg, width, this.run.best);
   }
 }
 
@@ -36,25 +31,19 @@ function bestTable(best) {
   const cells = best.lengths.map((row) => [row.length, number(row.tokens, 2), row.value === null ? "unknown" : number(row.value, bestDigits(best)), row.text,
     [row.length === best.best ? "best" : row.alike ? "may be best" : "", row.beyond ? "beyond the recorded places" : ""].filter(Boolean).join(", ")]);
   const heads = [best.name, "tokens / round", bestWords(best), "95 % of runs", ""];
-  return el("details", { class: "ss-fold" }, el("summary", {}, title), el("div", { class: "ss-scroll", ...scrolls(title) }, table(title, heads, cells)));
+  return fold(title, "ss-scroll", table(title, heads, cells));
 }
 
-function bestLegend(best) {
-  const key = (look, words) => el("li", {}, el("i", { class: `ss-swatch ss-best-key-${look}` }), words);
-  return el("ul", { class: "ss-legend", "aria-label": "Legend of the draft lengths' speeds" },
-    key("value", "estimated"), key("band", "95 % of runs"), best.measured === null ? null : key("measured", "measured"),
-    best.lengths.some((row) => row.beyond) ? key("beyond", "beyond the recorded places") : null);
-}
+const bestLegend = (best) => legendOf("Legend of the draft lengths' speeds", [
+  ["ss-best-key-value", "estimated"], ["ss-best-key-band", "95 % of runs"], best.measured !== null && ["ss-best-key-measured", "measured"],
+  best.lengths.some((row) => row.beyond) && ["ss-best-key-beyond", "beyond the recorded places"]]);
 
-function drawBest(svg, best) {
-  const width = svg.clientWidth;
+function drawBest(svg, width, best) {
   const rows = best.lengths.filter((row) => row.low !== null);
   const most = rows.reduce((a, row) => Math.max(a, row.high ?? row.low), best.measured ?? 0);
   const last = best.lengths.at(-1).length;
   const x = (length) => 10 + (length / Math.max(1, last)) * (width - 20);
   const y = (value) => BEST.top + BEST.height * (1 - value / most);
-  const line = (x1, y1, x2, y2, look) => drawn("line", { x1, y1, x2, y2, class: look });
-  const text = (at, height, anchor, words) => drawn("text", { x: at, y: height, "text-anchor": anchor }, words);
   const points = (part, end) => part.map((row) => `${x(row.length)},${y(row[end])}`);
   const closed = rows.filter((row) => row.high !== null);
   const known = closed.filter((row) => !row.beyond);
@@ -72,9 +61,9 @@ function drawBest(svg, best) {
     drawn("rect", { x: x(best.used) - 6, y: y(best.measured) - 6, width: 12, height: 12, class: "ss-best-measured" }));
   svg.replaceChildren(
     drawn("g", { "aria-hidden": "true", class: "ss-pool-axes" },
-      ticks.map((tick) => [line(0, y(tick), width, y(tick), tick ? "ss-pool-grid" : "ss-pool-edge"), text(-8, y(tick) + 4, "end", `${number(tick, most < 4 ? 1 : 0)}${best.unit === "×" ? "×" : ""}`)]),
-      best.unit === "×" ? line(0, y(1), width, y(1), "ss-best-plain") : null,
-      text(-8, y(0) + 15, "end", best.name),
-      best.lengths.map((row, i) => (i % every ? null : text(x(row.length), y(0) + 15, "middle", row.length)))),
+      ticks.map((tick) => [drawnLine(0, y(tick), width, y(tick), tick ? "ss-pool-grid" : "ss-pool-edge"), drawnText(-8, y(tick) + 4, "end", `${number(tick, most < 4 ? 1 : 0)}${best.unit === "×" ? "×" : ""}`)]),
+      best.unit === "×" ? drawnLine(0, y(1), width, y(1), "ss-best-plain") : null,
+      drawnText(-8, y(0) + 15, "end", best.name),
+      best.lengths.map((row, i) => (i % every ? null : drawnText(x(row.length), y(0) + 15, "middle", row.length)))),
     ...[band(known, "ss-best-band"), band(far, "ss-best-band ss-best-far"), path(known, "ss-best-line"), path(far, "ss-best-line ss-best-dashed"), measured].filter(Boolean), ...dots);
 }

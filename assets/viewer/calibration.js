@@ -7,50 +7,34 @@ INSETS.push(() => new PerRun((run) => run.calibration.length, () => new Calibrat
 class CalibrationCard {
   constructor() {
     this.place = 0;
-    this.head = chartHead();
-    this.legend = el("div");
-    this.svg = drawn("svg", { role: "listbox", class: "ss-calibration-plot" });
+    chartCard(this, "ss-calibration", "listbox");
+    this.svg.setAttribute("class", "ss-calibration-plot");
     this.table = el("div", scrolls("Calibration of q by place in the draft"));
-    this.note = el("p", { class: "ss-detail", role: "status" });
-    this.node = el("section", { class: "ss-card ss-pool ss-calibration" }, this.head, this.legend,
-      el("div", { class: "ss-calibration-body" }, this.svg, this.table), this.note);
-    const over = (event) => event.target.closest(".ss-calibration-bin");
-    for (const name of ["pointerover", "focusin"]) this.svg.addEventListener(name, (e) => this.say(over(e)));
-    for (const name of ["pointerleave", "focusout"]) this.svg.addEventListener(name, () => this.say(null));
-    this.svg.addEventListener("keydown", (e) => this.key(e));
+    this.plot.replaceWith(el("div", { class: "ss-calibration-body" }, this.svg, this.table));
+    this.marks = new Marks(this.svg, ".ss-calibration-bin", (bin) => bin.dataset.bin, (bin) => this.say(bin));
   }
 
   update(run) {
     this.rows = run.calibration;
-    entitle(this, run, "Calibration of q");
+    entitle(this, "Calibration of q");
     this.legend.replaceChildren(calibrationLegend(this.rows[0]));
-    this.choose(this.rows.some((row) => row.place === this.place) ? this.place : 0);
+    this.pick(this.rows.some((row) => row.place === this.place) ? this.place : 0);
   }
 
-  choose(place) {
+  pick(place) {
     const focus = this.table.contains(document.activeElement);
     this.place = place;
     this.row = this.rows.find((row) => row.place === place);
     const size = CALIBRATION.size + CALIBRATION.axis;
     setProps(this.svg, { viewBox: `-40 -8 ${size + 16} ${size + CALIBRATION.gap + CALIBRATION.counts + 10}`, "aria-label": `Bins of q, ${placeName(place)}; arrow keys move` });
-    this.svg.replaceChildren(calibrationAxes(), ...calibrationBins(this.row).map(binNode));
-    this.table.replaceChildren(calibrationTable(this.rows, place, (other) => this.choose(other)));
+    this.marks.redraw(calibrationAxes(), ...calibrationBins(this.row).map(binNode));
+    this.table.replaceChildren(calibrationTable(this.rows, place, (other) => this.pick(other)));
     if (focus) this.table.querySelector('[aria-pressed="true"]').focus();
     this.say(null);
   }
 
   say(node) {
     this.note.textContent = node ? node.getAttribute("aria-label") : calibrationSentence(this.row);
-  }
-
-  key(event) {
-    const step = { ArrowRight: 1, ArrowLeft: -1, Home: -1e9, End: 1e9 }[event.key];
-    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
-    const all = [...this.svg.querySelectorAll(".ss-calibration-bin")];
-    event.preventDefault();
-    const next = all[Math.max(0, Math.min(all.length - 1, all.indexOf(event.target) + step))];
-    all.forEach((node) => node.setAttribute("tabindex", node === next ? "0" : "-1"));
-    next.focus();
   }
 }
 
@@ -84,14 +68,14 @@ function calibrationSentence({ place, tested, accepted, q, expected, error }) {
     + `expected calibration error ${number(error, 3)}. Tokens behind the first rejection were never tested and do not count.`;
 }
 
-function binNode({ x, y, low, high, expected, left, count, text }, at) {
+function binNode({ x, y, low, high, expected, left, count, text, i }) {
   const { size, counts, gap, dot, reach } = CALIBRATION;
   const foot = size + gap + counts;
   const diamond = (r) => `M ${x} ${expected - r} l ${r} ${r} l ${-r} ${r} l ${-r} ${-r} z`;
-  return drawn("g", { class: "ss-calibration-bin", role: "option", tabindex: at ? "-1" : "0", "aria-label": text },
+  return drawn("g", { class: "ss-calibration-bin", role: "option", tabindex: "-1", "data-bin": i, "aria-label": text },
     drawn("rect", { x: left, y: -reach, width: size / 10, height: foot + reach, class: "ss-calibration-reach" }),
     drawn("rect", { x: left + 1, y: foot - count, width: size / 10 - 2, height: count, class: "ss-calibration-count" }),
-    drawn("line", { x1: x, x2: x, y1: high, y2: low, class: "ss-calibration-interval" }),
+    drawnLine(x, high, x, low, "ss-calibration-interval"),
     expected === null ? null : drawn("path", { d: diamond(dot + 1.5), class: "ss-calibration-expected" }),
     drawn("circle", { cx: x, cy: y, r: dot, class: "ss-calibration-accepted" }));
 }
@@ -99,29 +83,25 @@ function binNode({ x, y, low, high, expected, left, count, text }, at) {
 function calibrationAxes() {
   const { size, counts, gap } = CALIBRATION;
   const foot = size + gap + counts;
-  const line = (x1, y1, x2, y2, look = "ss-pool-grid") => drawn("line", { x1, y1, x2, y2, class: look });
-  const text = (x, y, anchor, words) => drawn("text", { x, y, "text-anchor": anchor }, words);
   const ticks = [0, 0.25, 0.5, 0.75, 1];
   return drawn("g", { "aria-hidden": "true", class: "ss-pool-axes" },
-    ticks.map((share) => [line(0, size * share, size, size * share), line(size * share, 0, size * share, size), text(-6, size * (1 - share) + 4, "end", percent(share))]),
-    line(0, size, size, 0, "ss-calibration-diagonal"), line(0, foot, size, foot, "ss-pool-edge"), text(-6, foot, "end", "tests"),
-    [0, 0.5, 1].map((q) => text(size * q, foot + 14, "middle", number(q, 1))), text(size / 2, foot + 29, "middle", "q, the drafter's probability"));
+    ticks.map((share) => [drawnLine(0, size * share, size, size * share), drawnLine(size * share, 0, size * share, size), drawnText(-6, size * (1 - share) + 4, "end", percent(share))]),
+    drawnLine(0, size, size, 0, "ss-calibration-diagonal"), drawnLine(0, foot, size, foot, "ss-pool-edge"), drawnText(-6, foot, "end", "tests"),
+    [0, 0.5, 1].map((q) => drawnText(size * q, foot + 14, "middle", number(q, 1))), drawnText(size / 2, foot + 29, "middle", "q, the drafter's probability"));
 }
 
 /** A line for each place; its button shows the place in the diagram. */
 function calibrationTable(rows, chosen, choose) {
   const ruled = rows.some((row) => row.expected !== null);
-  const names = ["place", "tested", "mean q", "accepted", ...(ruled ? ["expected"] : []), "ECE"];
-  const line = (row) => el("tr", { class: row.place === chosen ? "ss-calibration-chosen" : "" },
-    el("th", { scope: "row" }, el("button", { type: "button", class: "ss-button", "aria-pressed": String(row.place === chosen), "aria-label": placeName(row.place), onclick: () => choose(row.place) }, row.place || "all")),
-    el("td", {}, number(row.tested, 0)), el("td", {}, number(row.q, 2)),
-    el("td", {}, el("span", { class: "ss-rate", "aria-hidden": "true" }, el("span", { style: `width:${(100 * row.accepted) / row.tested}%` })), percent(row.accepted / row.tested)),
-    ruled ? el("td", {}, row.expected === null ? "–" : percent(row.expected)) : null, el("td", {}, number(row.error, 3)));
-  return el("table", {},
-    el("caption", { class: "ss-sr" }, "Calibration of q by place in the draft"),
-    el("thead", {}, el("tr", {}, names.map((name) => el("th", { scope: "col", title: CALIBRATION_WORDS[name] }, name)))),
-    el("tbody", {}, rows.map(line)));
+  const heads = ["place", "tested", "mean q", "accepted", ...(ruled ? ["expected"] : []), "ECE"];
+  const button = ({ place }) => el("button", { type: "button", class: "ss-button", "aria-pressed": String(place === chosen), "aria-label": placeName(place), onclick: () => choose(place) }, place || "all");
+  return table("Calibration of q by place in the draft", defined(heads, CALIBRATION_WORDS), rows.map((row) => [
+    button(row), number(row.tested, 0), number(row.q, 2), [rateBar(row.accepted / row.tested), percent(row.accepted / row.tested)],
+    ...(ruled ? [row.expected === null ? "–" : percent(row.expected)] : []), number(row.error, 3)]));
 }
+
+/** A bar that is filled up to a share. */
+const rateBar = (share) => el("span", { class: "ss-rate", "aria-hidden": "true" }, el("span", { style: `width:${100 * share}%` }));
 
 const CALIBRATION_WORDS = {
   place: "Place in the draft, of a tree its level; 1 is right after the text.",
@@ -133,8 +113,7 @@ const CALIBRATION_WORDS = {
 };
 
 function calibrationLegend({ expected }) {
-  const key = (look, words) => el("li", {}, el("i", { class: `ss-swatch ss-calibration-key-${look}`, "aria-hidden": "true" }), words);
-  return el("ul", { class: "ss-legend", "aria-label": "Legend of the calibration of q" },
-    key("accepted", "accepted, with its 95 % interval"), expected === null ? null : key("expected", "expected by the rule"),
-    key("diagonal", "accepted as often as q says"), key("count", "tested tokens"));
+  return legendOf("Legend of the calibration of q", [
+    ["ss-calibration-key-accepted", "accepted, with its 95 % interval"], expected !== null && ["ss-calibration-key-expected", "expected by the rule"],
+    ["ss-calibration-key-diagonal", "accepted as often as q says"], ["ss-calibration-key-count", "tested tokens"]]);
 }

@@ -88,22 +88,17 @@ function facts(pairs) {
 function gauge(row) {
   if (row.chance === null || row.chance === undefined || row.u === null || row.u === undefined) return null;
   if (row.rule !== "ratio") return null;
-  const fill = el("span", { class: "ss-gauge-fill" });
-  const tick = el("span", { class: `ss-gauge-tick ss-gauge-${row.outcome}` });
-  fill.style.width = `${100 * row.chance}%`;
-  tick.style.left = `${100 * row.u}%`;
-  return el("div", { class: "ss-gauge", "aria-hidden": "true" }, fill, tick);
+  return el("div", { class: "ss-gauge", "aria-hidden": "true" },
+    el("span", { class: "ss-gauge-fill", style: `width:${100 * row.chance}%` }),
+    el("span", { class: `ss-gauge-tick ss-gauge-${row.outcome}`, style: `left:${100 * row.u}%` }));
 }
 
 function topList(run, name, list, chosen) {
   if (!list || !list.length) return null;
-  return el("div", { class: "ss-top" }, el("h5", {}, name), el("ol", {}, list.map(([id, share]) => {
-    const bar = el("span", { class: "ss-top-bar" });
-    bar.style.width = `${100 * Math.min(1, share ?? 0)}%`;
-    return el("li", { class: id === chosen ? "ss-chosen" : "" }, bar,
+  return el("div", { class: "ss-top" }, el("h5", {}, name), el("ol", {}, list.map(([id, share]) =>
+    el("li", { class: id === chosen ? "ss-chosen" : "" }, el("span", { class: "ss-top-bar", style: `width:${100 * Math.min(1, share ?? 0)}%` }),
       el("span", { class: "ss-top-text" }, quoted(run.pieces[id] ?? `id ${id}`)),
-      el("span", { class: "ss-top-share" }, probability(share)));
-  })));
+      el("span", { class: "ss-top-share" }, probability(share))))));
 }
 
 /** The rejected drafts whose place a corrected token takes. */
@@ -126,7 +121,7 @@ function tokenCard(run, row) {
   return [
     el("h4", {}, el("span", { class: `ss-ink ss-${row.outcome}` }, quoted(row.text)),
       el("span", { class: "ss-chip" }, outcomeOf(row)), row.rule === "typical" ? lossyBadge(run) : null),
-    el("p", {}, row.outside ? "How it was decided is not in the loaded part; move the timeline to its time." : story(run, row)),
+    el("p", {}, story(run, row)),
     rejectedNote(run, row),
     copy ? copyNote(run, copy, row) : null,
     gauge(row),
@@ -163,9 +158,7 @@ function spanCard(run, { track, index }) {
     FATES[fate] && kind.drafts || fate === "cancelled" ? el("p", {}, (lost && fate !== "cancelled" && kind.vain) || FATES[fate]) : null,
     ...copies.map((copy) => copyNote(run, copy)),
     facts([
-      ["duration", ms(spans.end[index] - spans.start[index])],
-      ["from", ms(spans.start[index])],
-      ["to", ms(spans.end[index])],
+      ...lasting(spans.start[index], spans.end[index]),
       ...(track.role === "requests" ? [["requests", spans.rows[index]]] : [["step", spans.step[index] || "prefill"],
         ["batch", ["first", "second"][spans.batch?.[index]]],
         ["rows", known(spans.rows[index])], ["rows cached", known(spans.context[index])]]),
@@ -179,19 +172,12 @@ function spanCard(run, { track, index }) {
   ];
 }
 
-function waitCard(track, [from, to, reason]) {
-  return [
-    el("h4", {}, swatch(`wait-${reason}`), WAITS[reason] ?? reason, el("span", { class: "ss-chip" }, track.label)),
-    facts([["duration", ms(to - from)], ["from", ms(from)], ["to", ms(to)]]),
-  ];
-}
+const lasting = (from, to) => [["duration", ms(to - from)], ["from", ms(from)], ["to", ms(to)]];
 
-function bandCard([kind, from, to]) {
-  return [
-    el("h4", {}, swatch(`band-${kind}`), BANDS[kind] ?? kind),
-    facts([["duration", ms(to - from)], ["from", ms(from)], ["to", ms(to)]]),
-  ];
-}
+const waitCard = (track, [from, to, reason]) => [
+  el("h4", {}, swatch(`wait-${reason}`), WAITS[reason] ?? reason, el("span", { class: "ss-chip" }, track.label)), facts(lasting(from, to))];
+
+const bandCard = ([kind, from, to]) => [el("h4", {}, swatch(`band-${kind}`), BANDS[kind] ?? kind), facts(lasting(from, to))];
 
 function swatch(kind, lost = false, cancelled = false) {
   const look = cancelled ? " ss-called-off" : lost ? " ss-lost" : "";

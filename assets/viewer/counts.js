@@ -9,24 +9,20 @@ const wholeCounts = (run) => run.counts.filter((row) => !row.drafter);
 /** The card of one run. */
 class CountsCard {
   constructor() {
-    this.head = chartHead();
-    this.svg = drawn("svg", { role: "img", height: COUNTS.top + COUNTS.height + COUNTS.foot });
-    this.note = el("p", { class: "ss-detail", role: "status" });
-    this.node = el("section", { class: "ss-card ss-pool ss-counts" });
+    this.still = true;
+    chartCard(this, "ss-counts");
+    setProps(this.svg, { height: COUNTS.top + COUNTS.height + COUNTS.foot });
   }
 
   update(run) {
-    this.width = 0;
-    entitle(this, run, "Accepted drafts by window");
+    entitle(this, "Accepted drafts by window");
     this.svg.setAttribute("aria-label", `Accepted drafts of ${runName(run)} by window`);
-    this.node.replaceChildren(this.head, el("div", { class: "ss-pool-plot" }, this.svg), this.note, countsTable(run));
+    this.node.replaceChildren(this.head, this.plot, this.note, countsTable(run));
   }
 
-  draw() {
-    const width = this.svg.clientWidth;
-    if (!width || width === this.width) return;
-    this.width = width;
-    drawCounts(this.svg, this.note, this.run);
+  draw(width) {
+    drawCounts(this.svg, width, wholeCounts(this.run));
+    this.note.textContent = countsSentence(wholeCounts(this.run));
   }
 
   /** The table's row of a window; undefined beyond the rows that it shows. */
@@ -44,8 +40,8 @@ function countsTable(run) {
   const cells = rows.map((row, i) => [row.label || i + 1, ...(drafters ? [row.drafter || "all"] : []), counted(row.seconds, 2), counted(row.running, 1), counted(row.tokens, 0), counted(row.speed, 1), counted(row.drafts, 0),
     counted(row.drafted, 0), counted(row.accepted, 0), acceptedShare(row), counted(row.length, 2), counted(row.drafting, 2), ...row.places.slice(0, 16).map((rate) => `${number(100 * rate, 0)} %`)]);
   const cut = run.counts.length > rows.length ? `The first ${number(rows.length, 0)} of ${number(run.counts.length, 0)} windows.` : "";
-  return el("details", { class: "ss-fold" }, el("summary", {}, "The windows as a table"), cut ? el("p", { class: "ss-note" }, cut) : null,
-    el("div", { class: "ss-scroll", ...scrolls("The windows as a table") }, table("The windows as a table", heads, cells)));
+  const title = "The windows as a table";
+  return fold(title, "ss-scroll", cut ? el("p", { class: "ss-note" }, cut) : null, table(title, heads, cells));
 }
 
 const counted = (value, digits) => (value === null ? "unknown" : number(value, digits));
@@ -59,13 +55,10 @@ function countColumns(rows, most) {
     .map((part) => ({ first: part[0].label, last: part.at(-1).label, accepted: sum(part, "accepted"), drafted: sum(part, "drafted"), size: part.length }));
 }
 
-function drawCounts(svg, note, run) {
-  const width = svg.clientWidth;
-  const columns = countColumns(wholeCounts(run), Math.min(COUNTS.columns, Math.floor(width / 5)));
+function drawCounts(svg, width, rows) {
+  const columns = countColumns(rows, Math.min(COUNTS.columns, Math.floor(width / 5)));
   const wide = Math.min(COUNTS.most, width / Math.max(1, columns.length));
   const y = (rate) => COUNTS.top + COUNTS.height * (1 - rate);
-  const line = (rate) => drawn("line", { x1: 0, x2: width, y1: y(rate), y2: y(rate), class: rate ? "ss-pool-grid" : "ss-pool-edge" });
-  const text = (x, at, anchor, words) => drawn("text", { x, y: at, "text-anchor": anchor }, words);
   const every = Math.max(1, Math.ceil(64 / wide));
   const bars = columns.map((column, i) => {
     const [rate, left] = [column.drafted ? column.accepted / column.drafted : null, i * wide];
@@ -75,14 +68,13 @@ function drawCounts(svg, note, run) {
     return drawn("g", {}, drawn("title", {}, `${names}: ${counted(column.accepted, 0)} of ${counted(column.drafted, 0)} drafted tokens accepted, ${acceptedShare(column)}`), mark);
   });
   svg.replaceChildren(
-    drawn("g", { "aria-hidden": "true", class: "ss-pool-axes" }, [0, 0.5, 1].map((rate) => [line(rate), text(-8, y(rate) + 4, "end", `${100 * rate} %`)]),
-      columns.map((column, i) => (i % every || !column.first ? null : text((i + 0.5) * wide, y(0) + 14, "middle", column.first)))), ...bars);
-  note.textContent = countsSentence(wholeCounts(run));
+    drawn("g", { "aria-hidden": "true", class: "ss-pool-axes" }, [0, 0.5, 1].map((rate) => [drawnLine(0, y(rate), width, y(rate), rate ? "ss-pool-grid" : "ss-pool-edge"), drawnText(-8, y(rate) + 4, "end", `${100 * rate} %`)]),
+      columns.map((column, i) => (i % every || !column.first ? null : drawnText((i + 0.5) * wide, y(0) + 14, "middle", column.first)))), ...bars);
 }
 
 function countsSentence(rows) {
   const total = (name) => rows.reduce((sum, row) => (sum === null || row[name] === null ? null : sum + row[name]), 0);
   const [accepted, drafted, drafts] = ["accepted", "drafted", "drafts"].map(total);
   const length = drafts && accepted !== null ? `, ${number(1 + accepted / drafts, 2)} tokens per draft with the target's own` : "";
-  return `${number(rows.length, 0)} window${rows.length === 1 ? "" : "s"}: ${counted(accepted, 0)} of ${counted(drafted, 0)} drafted tokens were accepted${length}.`;
+  return `${some(rows.length, "window")}: ${counted(accepted, 0)} of ${counted(drafted, 0)} drafted tokens were accepted${length}.`;
 }

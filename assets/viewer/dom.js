@@ -16,6 +16,12 @@ function setProps(node, props) {
   }
 }
 
+/** Place an element by pixels: left, top, width, height; those undefined stay. */
+function put(node, places) {
+  for (const [name, value] of Object.entries(places)) if (value !== undefined) node.style[name] = `${value}px`;
+  return node;
+}
+
 /** Properties of a box that scrolls: the keyboard reaches it, and a screen reader names it. */
 const scrolls = (label) => ({ tabindex: "0", role: "group", "aria-label": label });
 
@@ -30,23 +36,33 @@ function lift(node, { left, top, bottom }) {
   const [across, down] = [document.documentElement.clientWidth, window.innerHeight];
   const above = top - height - 8;
   const y = bottom + 8 + height <= down ? Math.max(8, bottom + 8) : above >= 0 && above + height <= down ? above : down - height - 8;
-  node.style.left = `${Math.max(8, Math.min(left, across - width - 8)) + window.scrollX}px`;
-  node.style.top = `${Math.max(8, y) + window.scrollY}px`;
+  put(node, { left: Math.max(8, Math.min(left, across - width - 8)) + window.scrollX, top: Math.max(8, y) + window.scrollY });
 }
 
 function lower(node) {
   if (node.matches(":popover-open")) node.hidePopover();
 }
 
+/** Make an SVG element. */
+function drawn(tag, props, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  setProps(node, props);
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
 /** An icon: one path in a box of 16 x 16. */
-function icon(path) {
-  const ns = "http://www.w3.org/2000/svg";
-  const svg = document.createElementNS(ns, "svg");
-  setProps(svg, { viewBox: "0 0 16 16", width: 14, height: 14, "aria-hidden": "true", class: "ss-icon" });
-  const shape = document.createElementNS(ns, "path");
-  setProps(shape, { d: path, fill: "currentColor" });
-  svg.append(shape);
-  return svg;
+const icon = (path) => drawn("svg", { viewBox: "0 0 16 16", width: 14, height: 14, "aria-hidden": "true", class: "ss-icon" }, drawn("path", { d: path, fill: "currentColor" }));
+
+const badge = (text, look = "", title) => el("span", { class: `ss-badge ${look}`.trim(), title }, text);
+
+/** A fold named by its summary; `look` is the class of the box that scrolls in it. */
+const fold = (name, look, ...content) => el("details", { class: "ss-fold" }, el("summary", {}, name), el("div", { class: look, ...scrolls(name) }, content));
+
+/** A legend of [look of the swatch, words]; an item may be an element, or missing. */
+function legendOf(name, items, look = "ss-legend") {
+  const item = ([swatch, words]) => el("li", {}, el("i", { class: `ss-swatch ${swatch}`, "aria-hidden": "true" }), words);
+  return el("ul", { class: look, "aria-label": name }, items.filter(Boolean).map((one) => (Array.isArray(one) ? item(one) : one)));
 }
 
 const SPACE = "\u2009"; // thin: between thousands, before units
@@ -75,6 +91,11 @@ function quoted(text) {
   const shown = text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/ /g, "␣");
   return text === "" ? "(no text)" : `“${shown}”`;
 }
+
+/** A number of things: "1 token", "2 tokens". */
+const some = (count, noun) => `${number(count, 0)} ${noun}${count === 1 ? "" : "s"}`;
+
+const modified = (event) => event.ctrlKey || event.metaKey || event.altKey;
 
 const runName = (run) => (run.config ? `${run.title} · ${run.config}` : run.title);
 

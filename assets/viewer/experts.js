@@ -11,15 +11,14 @@ const EXPERTS_WORDS = {
 /** The card of one run. */
 class ExpertsCard {
   constructor() {
-    this.head = chartHead();
+    chartCard(this, "ss-audit ss-experts");
     this.body = el("div", { class: "ss-audit-body" });
-    this.note = el("p", { class: "ss-detail" });
-    this.node = el("section", { class: "ss-card ss-pool ss-audit ss-experts" }, this.head, this.body, this.note);
+    this.node.replaceChildren(this.head, this.body, this.note);
   }
 
   update(run) {
     const shown = JSON.stringify(run.experts);
-    entitle(this, run, "Experts read by a forward");
+    entitle(this, "Experts read by a forward");
     if (shown === this.shown) return;
     this.shown = shown;
     const nameOf = ({ model, device, held }) => `${device.includes(model) ? device : `${model} on ${device}`}: ${number(held, 0)} experts in all layers`;
@@ -30,13 +29,12 @@ class ExpertsCard {
 }
 
 function expertsTable(name, rows) {
-  const heads = ["rows", "forwards", "experts", "", "per row", "ms"];
   const bar = ({ experts, held }) => drawn("svg", { class: "ss-audit-strip", viewBox: "0 0 96 16", "aria-hidden": "true" },
-    drawn("line", { x1: 0, x2: 96, y1: 8, y2: 8 }), drawn("rect", { class: "ss-experts-bar", x: 0, y: 3, width: Math.max(1, (96 * experts) / held), height: 10 }));
-  const line = (row) => el("tr", {}, el("th", { scope: "row" }, number(row.rows, 0)), el("td", {}, number(row.forwards, 0)), el("td", {}, number(row.experts, 1)),
-    el("td", {}, bar(row)), el("td", {}, number(row.each, 1)), el("td", {}, number(row.ms, 2)));
-  return el("table", {}, el("caption", {}, name),
-    el("thead", {}, el("tr", {}, heads.map((head) => (head ? el("th", { scope: "col", title: EXPERTS_WORDS[head] }, head) : el("td", {}))))), el("tbody", {}, rows.map(line)));
+    drawnLine(0, 8, 96, 8), drawn("rect", { class: "ss-experts-bar", x: 0, y: 3, width: Math.max(1, (96 * experts) / held), height: 10 }));
+  const node = table(name, defined(["rows", "forwards", "experts", "", "per row", "ms"], EXPERTS_WORDS), rows.map((row) =>
+    [number(row.rows, 0), number(row.forwards, 0), number(row.experts, 1), bar(row), number(row.each, 1), number(row.ms, 2)]));
+  node.caption.className = ""; // it is seen, too
+  return node;
 }
 
 /** What the widest verification of the target reads beside its narrowest forward. */
@@ -44,6 +42,6 @@ function expertsSentence(all) {
   const rows = all.filter(({ model, device }) => model === "target" && device === all.find((row) => row.model === "target").device);
   const [narrow, wide] = [rows[0], rows.at(-1)];
   if (!narrow || narrow === wide) return "";
-  const words = ({ rows: count, experts, ms }) => `${number(count, 0)} row${count === 1 ? "" : "s"} read ${number(experts, 1)} experts in ${number(ms, 2)} ms`;
+  const words = ({ rows: count, experts, ms }) => `${some(count, "row")} read ${number(experts, 1)} experts in ${number(ms, 2)} ms`;
   return `A forward of the target of ${words(narrow)}, one of ${words(wide)}.`;
 }

@@ -5,43 +5,26 @@ INSETS.push((viewer) => new PerRun((run) => run.fans.length, () => new FanView(v
 /** The cache of one run: the round that replay has reached, or the one pointed at. */
 class FanView {
   constructor(viewer) {
-    this.t = Infinity;
-    this.pointed = null;
-    this.head = chartHead();
-    this.note = el("p", { class: "ss-detail", role: "status" });
-    this.body = el("div", { class: "ss-fan-body" });
-    const holder = el("div", {}, el("div", { "data-look": "ss-fan" }, this.note, this.body, fanLegend()));
-    this.large = viewer.large.button(() => `Speculation cache · ${runName(this.run)}`, holder);
-    this.node = el("section", { class: "ss-card ss-pool ss-fan" }, this.head, holder);
+    largeCard(this, viewer, "ss-fan", "Speculation cache", fanLegend());
   }
 
   update(run) {
-    this.shown = undefined;
+    this.rounds = run.fans;
     this.size = { places: Math.max(...run.fans.map(({ trunk }) => trunk.length)) + 1, guesses: Math.max(...run.fans.flatMap(guessRanks)) + 1 };
     this.steps = new Map(run.tracks.flatMap(({ spans }) => spans.id.flatMap((id, i) => (KINDS[spans.kind[i]].drafts ? [[id, spans.step[i]]] : []))));
     run.rounds.forEach((r) => this.steps.set(r.span, r.step));
-    entitle(this, run, "Speculation cache", headNote(hitsText(run.hits)), this.large);
+    entitle(this, "Speculation cache", hitsText(run.hits), this.large);
     setProps(this.body, scrolls("Branches of a round"));
-    this.draw();
   }
 
-  at(t) {
-    this.t = t;
-    this.draw();
-  }
-
-  /** Show the round of the span that is pointed at, or the one that judged a token. */
-  highlight(spans, span) {
+  /** The round of the span that is pointed at, or the one that judged a token. */
+  roundOf(spans, span) {
     const judged = this.run.rounds.find((r) => spans.has(r.span))?.step;
     const step = span === undefined ? judged : this.steps.get(span);
-    this.pointed = (spans.size && this.run.fans.find((fan) => fan.step === step)) || null;
-    this.draw();
+    return this.rounds.find((fan) => fan.step === step);
   }
 
-  draw() {
-    const fan = this.pointed ?? fanAt(this.run, this.t) ?? this.run.fans[0];
-    if (fan === this.shown) return;
-    this.shown = fan;
+  show(fan) {
     this.note.textContent = fanSentence(this.run, fan);
     this.body.replaceChildren(fanTable(this.run, fan, this.size));
   }
@@ -52,11 +35,6 @@ function guessRanks({ guesses: { place } }) {
   return place.map((own, i) => i - place.indexOf(own));
 }
 
-/** The last round with branches that has ended at time t, or undefined. */
-function fanAt(run, t) {
-  return run.fans.findLast((fan) => fan.t <= t);
-}
-
 function hitsText(places) {
   const sum = (name) => places.reduce((total, place) => total + place[name], 0);
   return places.length ? `${sum("hits")} hits in ${sum("lookups")} lookups` : "";
@@ -64,7 +42,6 @@ function hitsText(places) {
 
 /** A sentence about a round. */
 function fanSentence(run, { step, trunk, accepted, own, result, guesses, saved, emitted }) {
-  const some = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
   const outcome = `${accepted} of ${trunk.length} accepted${own === null ? "" : `, then ${quoted(gramText(run, own))}`}`;
   const next = `the next round has ${some(emitted, "token")}`;
   if (result === "hit") {
@@ -113,12 +90,9 @@ function guessCell(run, { token, q, length, taken }, i) {
 function rateCell(row) {
   if (!row) return el("span", { class: "ss-hint" }, "–");
   return el("span", { title: `${row.hits} of ${row.lookups} lookups at this place hit` },
-    el("span", { class: "ss-rate", "aria-hidden": "true" }, el("span", { style: `width:${(100 * row.hits) / row.lookups}%` })), `${row.hits}/${row.lookups}`);
+    rateBar(row.hits / row.lookups), `${row.hits}/${row.lookups}`);
 }
 
-function fanLegend() {
-  const item = (look, label) => el("li", {}, el("i", { class: `ss-swatch ${look}`, "aria-hidden": "true" }), label);
-  return el("ul", { class: "ss-keys" },
-    item("ss-guess-taken", "taken: the next draft"), item("ss-guess", "thrown away"), item("ss-fan-miss", "not guessed"),
-    el("li", {}, "• a drafted token"), el("li", {}, "bar: the drafter's probability"));
-}
+const fanLegend = () => legendOf("Legend of the branches", [
+  ["ss-guess-taken", "taken: the next draft"], ["ss-guess", "thrown away"], ["ss-fan-miss", "not guessed"],
+  el("li", {}, "• a drafted token"), el("li", {}, "bar: the drafter's probability")], "ss-keys");

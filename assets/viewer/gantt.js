@@ -39,19 +39,16 @@ class Gantt {
 
   /** Place the cards, titles and labels below and beside the plot. */
   frameCards() {
-    const put = (node, top, height) => {
-      node.style.top = `${top}px`;
-      if (height !== undefined) node.style.height = `${height}px`;
-      return node;
-    };
+    const labelHeight = ({ type, track, height }) => (type === "track" && !track.measured ? height + SIZE.strip + 9 : height + 6);
     this.under.replaceChildren(...this.place.cards.flatMap((card) => [
-      put(el("div", { class: "ss-card ss-gantt-card" }), card.top, card.height),
-      put(el("div", { class: "ss-gantt-head" }, headOf(card.run)), card.top),
-      ...card.rows.filter((row) => row.label).map((row) => put(labelOf(card.run, row), card.body + row.y - 3, row.type === "track" && !row.track.measured ? row.height + SIZE.strip + 9 : row.height + 6)),
-      put(el("div", { class: "ss-row-label ss-row-axis" }, "ms"), card.body + card.bodyHeight, SIZE.axis),
+      put(el("div", { class: "ss-card ss-gantt-card" }), { top: card.top, height: card.height }),
+      put(el("div", { class: "ss-gantt-head" }, headOf(card.run)), { top: card.top }),
+      ...card.rows.filter((row) => row.label).map((row) => put(labelOf(card.run, row), { top: card.body + row.y - 3, height: labelHeight(row) })),
+      put(el("div", { class: "ss-row-label ss-row-axis" }, "ms"), { top: card.body + card.bodyHeight, height: SIZE.axis }),
     ]));
-    this.veils = this.place.cards.map((card) => put(el("div", { class: "ss-veil" }), card.body - 3, card.bodyHeight + 7));
-    this.ranges = this.place.cards.map((card) => put(el("div", { class: "ss-range-box" }), card.body - 3, card.bodyHeight + 7));
+    const boxes = (look) => this.place.cards.map((card) => put(el("div", { class: look }), { top: card.body - 3, height: card.bodyHeight + 7 }));
+    this.veils = boxes("ss-veil");
+    this.ranges = boxes("ss-range-box");
     this.lights = el("div");
     this.over.replaceChildren(...this.ranges, ...this.veils, this.lights);
   }
@@ -68,14 +65,11 @@ class Gantt {
     if (this.box.hidden) this.root.dataset.drawn ??= "0";
     this.width = this.plot.clientWidth;
     if (!this.model?.runs.length || this.box.hidden || !this.width) return;
-    const ratio = this.sharpen();
+    const ratio = window.devicePixelRatio || 1;
+    this.mix(ratio);
     const easing = this.ease();
-    const [from, to] = this.range;
-    const pixel = (to - from) / this.width;
     this.hatches.move(this.x(0));
-    const ctx = this.plot.getContext("2d");
-    ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
-    const scene = { ctx, from, to, pixel, width: this.width, x: (t) => (t - from) / pixel, colours: this.colours, hatches: this.hatches };
+    const scene = sceneOn(this.plot, this.width, this.place.height, ratio, this.range, { colours: this.colours, hatches: this.hatches });
     const moving = this.moving || easing;
     const { merged, bin } = moving ? this.sketch(scene, ratio) : paint(scene, this.place);
     const note = merged ? `${number(merged, 0)} bars are too many for one view: they are merged into shares of every ${ms(bin)}. Zoom in to see single bars.` : "";
@@ -86,7 +80,7 @@ class Gantt {
     this.root.dataset.drawn = String(Number(this.root.dataset.drawn ?? 0) + 1);
     this.root.dataset.picture = moving ? "sketch" : "exact";
     if (easing) this.settle();
-    this.root.dataset.window = `${from} ${to}`;
+    this.root.dataset.window = this.range.join(" ");
     this.root.dataset.marks = String(this.place.cards.flatMap((card) => card.rows).reduce((sum, row) => sum + (row.marks?.length ?? 0), 0));
   }
 
@@ -108,17 +102,12 @@ class Gantt {
     return counts;
   }
 
-  /** Fit the canvas and its styles to the screen; return the device pixels per pixel. */
-  sharpen() {
-    const ratio = window.devicePixelRatio || 1;
-    const [width, height] = [Math.round(this.width * ratio), Math.round(this.place.height * ratio)];
-    if (this.plot.width !== width || this.plot.height !== height) Object.assign(this.plot, { width, height });
-    if (!this.colours || this.ratio !== ratio) {
-      this.colours = coloursOf(this.root);
-      this.hatches = hatchesOf(this.colours, ratio);
-      this.ratio = ratio;
-    }
-    return ratio;
+  /** Make the styles for the theme and the screen, whose pixels have `ratio` device pixels. */
+  mix(ratio) {
+    if (this.colours && this.ratio === ratio) return;
+    this.colours = coloursOf(this.root);
+    this.hatches = hatchesOf(this.colours, ratio);
+    this.ratio = ratio;
   }
 
   zoomTo(from, to) {
@@ -189,13 +178,12 @@ class Gantt {
     this.pins.at(x, past);
     for (const veil of this.veils) {
       veil.hidden = past;
-      veil.style.left = `${x}px`;
+      put(veil, { left: x });
     }
     const [low, high] = (this.selected ?? [0, 0]).map((t) => Math.max(-4, Math.min(this.width + 4, this.x(t))));
     for (const box of this.ranges) {
       box.hidden = !this.selected || high - low <= 0;
-      box.style.left = `${low}px`;
-      box.style.width = `${high - low}px`;
+      put(box, { left: low, width: high - low });
     }
     this.light();
   }
@@ -226,13 +214,9 @@ class Gantt {
   boxOf(run, span, strong) {
     const rect = this.rectOf(run, span);
     if (!rect || rect.right < 0 || rect.left > this.width) return null;
-    const box = el("div", { class: strong ? "ss-light ss-light-strong" : "ss-light" });
     const left = Math.max(-2, rect.left - 1);
-    box.style.left = `${left}px`;
-    box.style.width = `${Math.max(4, Math.min(rect.right + 1, this.width + 2) - left)}px`;
-    box.style.top = `${rect.top - 1}px`;
-    box.style.height = `${SIZE.lane + 1}px`;
-    return box;
+    const width = Math.max(4, Math.min(rect.right + 1, this.width + 2) - left);
+    return put(el("div", { class: strong ? "ss-light ss-light-strong" : "ss-light" }), { left, width, top: rect.top - 1, height: SIZE.lane + 1 });
   }
 
   resize() {

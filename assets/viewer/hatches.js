@@ -1,10 +1,10 @@
 // The colours of the theme as canvas styles: plain ones, and hatches.
 
 const COLOURS = [
-  "ink", "muted", "line", "card", "grid", "hatch", "accepted", "rejected", "bonus",
+  "ink", "muted", "line", "card", "grid", "hatch", "accepted", "rejected", "bonus", "strip-draft", "strip-verify",
   ...Object.keys(KINDS).flatMap((kind) => [kind, `${kind}-edge`]),
-  "band-both", "band-draft", "band-target", "band-none", "strip-draft", "strip-verify",
-  "wait-draft", "wait-verify", "wait-communication", "wait-queue", "wait-host",
+  ...BAND_KINDS.map((kind) => `band-${kind}`),
+  ...REASONS.map((reason) => `wait-${reason}`),
 ];
 
 /** The resolved value of every colour: a canvas does not read CSS variables. */

@@ -34,8 +34,7 @@ class Caches {
     this.pointed = null;
     this.body.replaceChildren(...this.rows.map((row) => row.node));
     const states = Object.keys(KV_WORDS).filter((state) => this.rows.some(({ cache }) => cache.rows[state]));
-    this.legend.replaceChildren(el("ul", { class: "ss-keys", "aria-label": "Legend of the KV caches" },
-      states.map((state) => el("li", {}, el("i", { class: `ss-swatch ss-kv-${state}` }), KV_WORDS[state]))));
+    this.legend.replaceChildren(legendOf("Legend of the KV caches", states.map((state) => [`ss-kv-${state}`, KV_WORDS[state]]), "ss-keys"));
     this.draw(true);
   }
 
@@ -129,6 +128,6 @@ function kvCell(state, x, wide, count) {
   const slash = (i) => `M${x + 1 + (i * wide) / slashes} ${KV.high + 1}L${x - 1 + ((i + 1) * wide) / slashes} 3`;
   const crossed = state === "padded" || state.startsWith("lost");
   const cross = crossed ? drawn("path", { d: Array.from({ length: slashes }, (_, i) => slash(i)).join(""), class: `ss-kv-cross ss-kv-cross-${state}` }) : null;
-  const label = count && state === "valid" && wide > 30 ? drawn("text", { x: x + wide / 2, y: KV.high - 2, "text-anchor": "middle" }, number(count, 0)) : null;
+  const label = count && state === "valid" && wide > 30 ? drawnText(x + wide / 2, KV.high - 2, "middle", number(count, 0)) : null;
   return drawn("g", {}, title, box, cross, label);
 }

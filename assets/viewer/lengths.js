@@ -17,26 +17,9 @@ class LengthsChart {
   constructor(viewer) {
     this.viewer = viewer;
     this.id = `ss-lengths-${Math.random().toString(36).slice(2)}`;
-    this.head = chartHead();
-    this.legend = el("div");
-    this.svg = drawn("svg", { role: "listbox" });
-    this.note = el("p", { class: "ss-detail", role: "status" });
-    this.node = el("section", { class: "ss-card ss-pool ss-lengths" }, this.head, this.legend, el("div", { class: "ss-pool-plot" }, this.svg), this.note);
-    this.listen();
-  }
-
-  listen() {
-    const over = (event) => event.target.closest(".ss-lengths-draft");
-    this.svg.addEventListener("pointerover", (e) => this.point(over(e), "hoverSpan"));
-    this.svg.addEventListener("pointerleave", () => this.point(null));
-    this.svg.addEventListener("focusin", (e) => {
-      this.focused = Number(over(e)?.dataset.at);
-      this.rove();
-      this.point(over(e), "hoverSpan");
-    });
-    this.svg.addEventListener("focusout", () => this.point(null));
-    this.svg.addEventListener("click", (e) => this.point(over(e), "pinSpan"));
-    this.svg.addEventListener("keydown", (e) => this.key(e));
+    chartCard(this, "ss-lengths", "listbox");
+    this.marks = new Marks(this.svg, ".ss-lengths-draft", (node) => Number(node.dataset.at),
+      (node, { type }) => this.point(node, type === "click" ? "pin" : "hover"));
   }
 
   /** Tell of a draft and show the card of its first forward; node null: of none. */
@@ -47,32 +30,10 @@ class LengthsChart {
     else this.viewer.hover(null);
   }
 
-  key(event) {
-    if (event.key === "Enter") event.target.dispatchEvent(new MouseEvent("click", { bubbles: true }));
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowUp: 1, ArrowDown: -1, Home: -1e9, End: 1e9 }[event.key];
-    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
-    const all = this.nodes();
-    event.preventDefault();
-    all[Math.max(0, Math.min(all.length - 1, all.indexOf(event.target) + step))]?.focus();
-  }
-
-  nodes() {
-    return [...this.svg.querySelectorAll(".ss-lengths-draft")];
-  }
-
-  /** Let Tab reach one draft: the focused one, else the first. */
-  rove() {
-    const all = this.nodes();
-    const chosen = all.find((node) => Number(node.dataset.at) === this.focused) ?? all[0];
-    for (const node of all) node.setAttribute("tabindex", node === chosen ? "0" : "-1");
-    return chosen;
-  }
-
   update(run) {
     this.rows = ofChosen(run, run.lengths);
     this.svg.setAttribute("aria-label", `Drafts of ${runName(run)}; arrow keys move`);
-    const whose = run.sequences.length > 1 ? `sequence ${chosenSequence(run) + 1} of ${run.sequences.length}` : "";
-    entitle(this, run, "Draft length", headNote(whose));
+    entitle(this, "Draft length", run.sequences.length > 1 ? `sequence ${chosenSequence(run) + 1} of ${run.sequences.length}` : "");
     this.legend.replaceChildren(lengthsLegend(this.rows));
   }
 
@@ -87,19 +48,14 @@ class LengthsChart {
     return this.rows.map((row, at) => ({ row, at })).filter(({ row }) => row.t >= from && row.t <= to);
   }
 
-  draw() {
-    const width = this.svg.clientWidth;
-    this.width = width;
-    if (!width) return;
+  draw(width) {
     const found = this.inWindow();
     this.crowd = found.length * LENGTHS.least > width ? found.length : 0;
     const shown = this.crowd ? [] : found;
-    const focus = this.svg.contains(document.activeElement);
     const scene = lengthsScene(shown, width);
     setProps(this.svg, { height: LENGTHS.height + LENGTHS.axis });
-    this.svg.replaceChildren(lengthsHatch(this.id), lengthsGrid(scene, shown), ...shown.map(({ row, at }, i) => lengthsColumn(scene, row, at, i, this.id)));
-    const chosen = this.rove();
-    if (focus) chosen?.focus({ preventScroll: true });
+    this.marks.redraw(drawn("defs", {}, hatching(this.id, "ss-lengths-hatch", { ground: "ss-pool-ground" })), lengthsGrid(scene, shown),
+      ...shown.map(({ row, at }, i) => lengthsColumn(scene, row, at, i, this.id)));
     this.say(null);
     this.highlight(this.lit ?? new Set());
     this.at(this.t ?? Infinity);
@@ -113,12 +69,12 @@ class LengthsChart {
   /** Fade what replay has not reached. */
   at(t) {
     this.t = t;
-    for (const node of this.nodes()) node.classList.toggle("ss-lengths-later", this.rows[Number(node.dataset.at)].t > t);
+    for (const node of this.marks.all()) node.classList.toggle("ss-lengths-later", this.rows[Number(node.dataset.at)].t > t);
   }
 
   highlight(spans) {
     this.lit = spans;
-    for (const node of this.nodes()) {
+    for (const node of this.marks.all()) {
       const { first, last } = this.rows[Number(node.dataset.at)];
       node.classList.toggle("ss-pool-lit", first >= 0 && [...spans].some((span) => span >= first && span <= last));
     }
@@ -132,19 +88,14 @@ function lengthsScene(shown, width) {
   return { width, column, most, y: (tokens) => LENGTHS.height * (1 - tokens / most) };
 }
 
-const lengthsHatch = (id) => drawn("defs", {}, drawn("pattern", { id, width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
-  drawn("rect", { width: 5, height: 5, class: "ss-pool-ground" }), drawn("rect", { width: 1.6, height: 5, class: "ss-lengths-hatch" })));
-
 function lengthsGrid({ width, column, most, y }, shown) {
-  const line = (x1, y1, x2, y2, look = "ss-pool-grid") => drawn("line", { x1, y1, x2, y2, class: look });
-  const text = (x, at, anchor, words) => drawn("text", { x, y: at, "text-anchor": anchor }, words);
   const tokens = roundTicks(0, most, LENGTHS.height, 26).filter((n) => n >= 1 && Number.isInteger(n));
   const foot = LENGTHS.height + LENGTHS.foot + 14;
   const every = Math.max(1, Math.ceil(44 / column));
   return drawn("g", { "aria-hidden": "true", class: "ss-pool-axes" },
-    tokens.map((n) => [line(0, y(n), width, y(n)), text(-8, y(n) + 4, "end", n === tokens.at(-1) ? `${n} tokens` : n)]),
-    line(0, LENGTHS.height, width, LENGTHS.height, "ss-pool-edge"), shown.some(({ row }) => STOPS[row.stop][0]) ? text(-8, LENGTHS.height + LENGTHS.foot - 4, "end", "ended") : null, text(-8, foot, "end", "step"),
-    shown.map(({ row }, i) => (i % every ? null : text((i + 0.5) * column, foot, "middle", number(row.step, 0)))));
+    tokens.map((n) => [drawnLine(0, y(n), width, y(n)), drawnText(-8, y(n) + 4, "end", n === tokens.at(-1) ? `${n} tokens` : n)]),
+    drawnLine(0, LENGTHS.height, width, LENGTHS.height, "ss-pool-edge"), shown.some(({ row }) => STOPS[row.stop][0]) ? drawnText(-8, LENGTHS.height + LENGTHS.foot - 4, "end", "ended") : null, drawnText(-8, foot, "end", "step"),
+    shown.map(({ row }, i) => (i % every ? null : drawnText((i + 0.5) * column, foot, "middle", number(row.step, 0)))));
 }
 
 /** A draft: an outline as high as what was asked for; in it the drafted tokens, accepted ones at the bottom. */
@@ -164,7 +115,7 @@ function lengthSentence({ step, asked, drafted, accepted, lost, stop }) {
   if (stop === "off") return `Step ${step}: no draft, drafting has ended for good.`;
   const fate = accepted + lost ? `, ${accepted} accepted` : drafted ? ", not judged yet" : "";
   const ended = stop === "full" ? "" : ` It ended ${stop === "cancelled" ? "because it was cancelled" : STOPS[stop][1]}.`;
-  return `Step ${step}: ${asked} ${asked === 1 ? "token" : "tokens"} asked for, ${drafted} drafted${fate}.${ended}`;
+  return `Step ${step}: ${some(asked, "token")} asked for, ${drafted} drafted${fate}.${ended}`;
 }
 
 /** How many drafts ended for each reason, and the mean lengths. */
@@ -173,14 +124,13 @@ function lengthsSummary(rows) {
   const mean = (name) => number(drafts.reduce((sum, row) => sum + row[name], 0) / Math.max(1, drafts.length), 1);
   const ends = Object.keys(STOPS).map((stop) => [rows.filter((row) => row.stop === stop).length, STOPS[stop][1]]).filter(([count]) => count);
   return `On average ${mean("asked")} tokens asked for, ${mean("drafted")} drafted, ${mean("accepted")} accepted. `
-    + `${number(rows.length, 0)} ${rows.length === 1 ? "draft" : "drafts"}: ${ends.map(([count, words]) => `${number(count, 0)} ${words}`).join(", ")}.`;
+    + `${some(rows.length, "draft")}: ${ends.map(([count, words]) => `${number(count, 0)} ${words}`).join(", ")}.`;
 }
 
 function lengthsLegend(rows) {
-  const key = (look, words) => el("li", {}, el("i", { class: `ss-swatch ss-lengths-key-${look}` }), words);
   const signs = Object.entries(STOPS).filter(([stop, [sign]]) => sign && rows.some((row) => row.stop === stop));
-  return el("ul", { class: "ss-legend", "aria-label": "Legend of the draft lengths" },
-    key("asked", "asked for"), key("accepted", "accepted"), key("lost", "drafted, rejected or discarded"),
-    rows.some((row) => row.drafted > row.accepted + row.lost) ? key("open", "drafted, not judged yet") : null,
-    signs.map(([, [sign, words]]) => el("li", {}, el("b", { class: "ss-lengths-sign", "aria-hidden": "true" }, sign), words)));
+  return legendOf("Legend of the draft lengths", [
+    ["ss-lengths-key-asked", "asked for"], ["ss-lengths-key-accepted", "accepted"], ["ss-lengths-key-lost", "drafted, rejected or discarded"],
+    rows.some((row) => row.drafted > row.accepted + row.lost) && ["ss-lengths-key-open", "drafted, not judged yet"],
+    ...signs.map(([, [sign, words]]) => el("li", {}, el("b", { class: "ss-lengths-sign", "aria-hidden": "true" }, sign), words))]);
 }

@@ -27,12 +27,8 @@ class Minimap {
     const same = this.drawn?.model === this.model && this.drawn.colours === colours && this.drawn.width === width && this.drawn.ratio === ratio;
     if (!same) {
       this.drawn = { model: this.model, colours, width, ratio };
-      Object.assign(this.canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
-      const ctx = this.canvas.getContext("2d");
-      ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
-      const [from, to] = this.range;
-      const pixel = (to - from) / width;
-      const scene = { ctx, from, to, pixel, width, colours, x: (t) => (t - from) / pixel };
+      const scene = sceneOn(this.canvas, width, height, ratio, this.range, { colours });
+      scene.ctx.clearRect(0, 0, width, height);
       const styles = BAND_KINDS.map((kind) => ({ fill: colours[`band-${kind}`] }));
       this.runs.forEach((run, i) => {
         const top = MAP.gap + i * (MAP.row + MAP.gap);

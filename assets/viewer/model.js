@@ -14,11 +14,6 @@ function copiesAt(run, t) {
   return run.copies.filter((copy) => copy.step === step);
 }
 
-/** The last round that has ended at time t and used a pool of n-grams, or undefined. */
-function ngramsAt(run, t) {
-  return run.ngrams.findLast((row) => row.t <= t);
-}
-
 /** The distinct times of all runs' `commits` or `rejections`, ascending. */
 function moments(model, kind) {
   const times = model.runs.flatMap((run) =>

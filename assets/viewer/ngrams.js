@@ -6,37 +6,15 @@ INSETS.push((viewer) => new PerRun((run) => run.ngrams.length, () => new NgramsV
 /** Window and pool of one run: the round that replay has reached, or the one pointed at. */
 class NgramsView {
   constructor(viewer) {
-    this.t = Infinity;
-    this.pointed = null;
-    this.head = chartHead();
-    this.note = el("p", { class: "ss-detail", role: "status" });
-    this.body = el("div", { class: "ss-grams-body" });
-    const holder = el("div", {}, el("div", { "data-look": "ss-grams" }, this.note, this.body));
-    this.large = viewer.large.button(() => `Look-ahead and n-grams · ${runName(this.run)}`, holder);
-    this.node = el("section", { class: "ss-card ss-pool ss-grams" }, this.head, holder);
+    largeCard(this, viewer, "ss-grams", "Look-ahead and n-grams");
   }
 
   update(run) {
-    this.shown = undefined;
-    entitle(this, run, "Look-ahead and n-grams", headNote(`the ${run.ngrams[0].model} looks ahead`), this.large);
-    this.draw();
+    this.rounds = run.ngrams;
+    entitle(this, "Look-ahead and n-grams", `the ${run.ngrams[0].model} looks ahead`, this.large);
   }
 
-  at(t) {
-    this.t = t;
-    this.draw();
-  }
-
-  highlight(spans) {
-    const round = this.run.rounds.find((r) => spans.has(r.span));
-    this.pointed = round ? this.run.ngrams.find((row) => row.step === round.step && row.sequence === round.sequence) ?? null : null;
-    this.draw();
-  }
-
-  draw() {
-    const row = this.pointed ?? ngramsAt(this.run, this.t) ?? this.run.ngrams[0];
-    if (row === this.shown) return;
-    this.shown = row;
+  show(row) {
     this.note.textContent = ngramsSentence(row);
     this.body.replaceChildren(windowTable(this.run, row), triedList(this.run, row), gainedList(this.run, row));
   }
@@ -45,9 +23,8 @@ class NgramsView {
 /** A sentence about a round. */
 function ngramsSentence({ step, tried, gained, size }) {
   const best = Math.max(0, ...tried.map(({ accepted }) => accepted));
-  const some = (n) => `${n} n-gram${n === 1 ? "" : "s"}`;
-  const outcome = tried.length ? `, of the best one ${best} token${best === 1 ? "" : "s"} accepted` : "";
-  return `Step ${step}: ${some(tried.length)} tried${outcome}; ${some(gained.length)} gained, ${number(size, 0)} in the pool.`;
+  const outcome = tried.length ? `, of the best one ${some(best, "token")} accepted` : "";
+  return `Step ${step}: ${some(tried.length, "n-gram")} tried${outcome}; ${some(gained.length, "n-gram")} gained, ${number(size, 0)} in the pool.`;
 }
 
 const gramText = (run, id) => run.pieces[id] ?? `#${id}`;

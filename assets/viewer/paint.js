@@ -10,6 +10,16 @@ const MARKS = {
   bonus: ["ring", "bonus"],
 };
 
+/** Fit a canvas to the screen, on which a pixel has `ratio` device pixels; return the scene of a window on it. */
+function sceneOn(canvas, width, height, ratio, [from, to], looks) {
+  const [wide, high] = [width, height].map((side) => Math.round(side * ratio));
+  if (canvas.width !== wide || canvas.height !== high) Object.assign(canvas, { width: wide, height: high });
+  const ctx = canvas.getContext("2d");
+  ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+  const pixel = (to - from) / width;
+  return { ctx, from, to, width, pixel, x: (t) => (t - from) / pixel, ...looks };
+}
+
 /** Paint the cards of a window. Return the number of merged spans, and the ms of a bin. */
 function paint(scene, place) {
   const { ctx, width } = scene;

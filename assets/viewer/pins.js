@@ -35,24 +35,16 @@ class Pins {
     const name = `${track.label} of ${runName(run)}`;
     const free = el("button", { type: "button", class: "ss-unpin", "aria-label": `Unpin ${name}`, title: `Unpin ${name}`,
       onclick: () => { this.gantt.bus.tracks.pin(run, track, false); this.gantt.box.focus({ preventScroll: true }); } }, "×");
-    const label = el("div", { class: "ss-row-label ss-pins-label", title: name }, el("span", {}, track.label), el("small", {}, run.title), free);
-    label.style.top = `${y}px`;
-    label.style.height = `${height}px`;
-    return label;
+    return put(el("div", { class: "ss-row-label ss-pins-label", title: name }, el("span", {}, track.label), el("small", {}, run.title), free), { top: y, height });
   }
 
   /** Draw the window of the timeline, with its colours and hatches. */
-  draw({ range: [from, to], width, colours, hatches }, ratio) {
+  draw({ range, width, colours, hatches }, ratio) {
     if (this.node.hidden || !width) return;
-    const [wide, high] = [Math.round(width * ratio), Math.round(this.height * ratio)];
-    if (this.plot.width !== wide || this.plot.height !== high) Object.assign(this.plot, { width: wide, height: high });
-    const ctx = this.plot.getContext("2d");
-    ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
-    ctx.clearRect(0, 0, width, this.height);
-    const pixel = (to - from) / width;
-    const scene = { ctx, from, to, pixel, width, x: (t) => (t - from) / pixel, colours, hatches };
+    const scene = sceneOn(this.plot, width, this.height, ratio, range, { colours, hatches });
+    scene.ctx.clearRect(0, 0, width, this.height);
     for (const row of this.rows) PAINT.track(scene, row, row.run);
-    this.node.dataset.window = `${from} ${to}`;
+    this.node.dataset.window = range.join(" ");
   }
 
   /** Place the cursor of the replay, in pixels. */
@@ -76,8 +68,7 @@ class Pins {
   point(event) {
     if (event.buttons || this.gantt.pressed) return;
     const hit = this.hit(event);
-    if (hit) this.gantt.bus.hoverSpan(hit, this.gantt.boxAt(event, hit));
-    else this.gantt.bus.hover(null);
+    this.gantt.bus.hover(hit, hit && this.gantt.boxAt(event, hit));
   }
 
   /** Begin a click or a drag; the timeline ends it. */

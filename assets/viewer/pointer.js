@@ -30,8 +30,7 @@ Gantt.prototype.point = function (event) {
   if (event.buttons || this.pressed) return;
   this.pointed = this.range ? this.time(event.clientX - this.plot.getBoundingClientRect().left) : undefined;
   const hit = this.hit(event);
-  if (hit) this.bus.hoverSpan(hit, this.boxAt(event, hit));
-  else this.bus.hover(null);
+  this.bus.hover(hit, hit && this.boxAt(event, hit));
 };
 
 Gantt.prototype.press = function (event) {
@@ -66,7 +65,7 @@ Gantt.prototype.release = function (event) {
   this.box.classList.remove("ss-dragging");
   if (pressed?.moved && pressed.selects) this.bus.select(this.selected);
   if (!pressed || pressed.moved || event.type === "pointercancel" || Math.abs(event.clientY - pressed.y) >= STILL) return;
-  this.bus.pinSpan(pressed.hit, pressed.hit ? this.boxAt(event, pressed.hit) : null);
+  this.bus.pin(pressed.hit, pressed.hit && this.boxAt(event, pressed.hit));
 };
 
 /** Zoom around the pointer with Ctrl, move with a sideways wheel; else the page scrolls. */
@@ -115,6 +114,14 @@ function hitTrack(place, t, lane, reach) {
   const idle = intervalAt(waitLine(track), t);
   return idle >= 0 ? { ...place, wait: track.waits[idle] } : null;
 }
+
+/** The rectangle of the viewport at a place in the row of a track, or in the row of the tokens. */
+Gantt.prototype.besideRow = function (run, x, track) {
+  const card = this.place.cards.find((c) => c.run === run);
+  const row = card.rows.find((r) => r.type === "track" && r.track === track) ?? card.rows.at(-1);
+  const { left, top } = this.plot.getBoundingClientRect();
+  return { left: left + x, top: top + card.body + row.y, bottom: top + card.body + row.y + row.height };
+};
 
 /** The rectangle of the viewport beside which the card is shown. */
 Gantt.prototype.boxAt = function (event, { card, row }) {

@@ -8,43 +8,15 @@ class PoolChart {
   constructor(viewer) {
     this.viewer = viewer;
     this.id = `ss-pool-${Math.random().toString(36).slice(2)}`;
-    this.head = chartHead();
-    this.legend = el("div");
-    this.svg = drawn("svg", { role: "listbox" });
+    chartCard(this, "", "listbox");
     this.veil = el("div", { class: "ss-veil", hidden: true });
-    this.plot = el("div", { class: "ss-pool-plot" }, this.svg, el("div", { class: "ss-pool-over" }, this.veil));
-    this.note = el("p", { class: "ss-detail", role: "status" });
-    this.node = el("section", { class: "ss-card ss-pool" }, this.head, this.legend, this.plot, this.note);
-    this.listen();
-  }
-
-  listen() {
-    const over = (event) => event.target.closest(".ss-pool-bar");
-    const point = (event, name) => {
-      const bar = over(event);
-      if (bar) this.viewer[name]({ run: this.run, span: Number(bar.dataset.span) }, bar.getBoundingClientRect());
-    };
-    this.svg.addEventListener("pointerover", (e) => (over(e) ? point(e, "hoverSpan") : this.viewer.hover(null)));
-    this.svg.addEventListener("pointerleave", () => this.viewer.hover(null));
-    this.svg.addEventListener("focusin", (e) => {
-      this.focused = Number(over(e)?.dataset.span);
-      this.rove();
-      point(e, "hoverSpan");
+    this.plot.append(el("div", { class: "ss-pool-over" }, this.veil));
+    this.marks = new Marks(this.svg, ".ss-pool-bar", (bar) => Number(bar.dataset.span), (bar, { type }) => {
+      if (bar) viewer[type === "click" ? "pin" : "hover"]({ run: this.run, span: Number(bar.dataset.span) }, bar.getBoundingClientRect());
+      else if (type !== "click") viewer.hover(null);
     });
-    this.svg.addEventListener("focusout", () => this.viewer.hover(null));
-    this.svg.addEventListener("click", (e) => point(e, "pinSpan"));
     this.svg.addEventListener("pointerdown", (e) => { this.pressed = e.clientX; });
     this.svg.addEventListener("pointerup", (e) => this.zoom(this.pressed, e.clientX));
-    this.svg.addEventListener("keydown", (e) => this.key(e));
-  }
-
-  key(event) {
-    if (event.key === "Enter") event.target.dispatchEvent(new MouseEvent("click", { bubbles: true }));
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowUp: 1, ArrowDown: -1, Home: -1e9, End: 1e9 }[event.key];
-    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
-    const all = [...this.svg.querySelectorAll(".ss-pool-bar")];
-    event.preventDefault();
-    all[Math.max(0, Math.min(all.length - 1, all.indexOf(event.target) + step))]?.focus();
   }
 
   /** Zoom the timeline, and this chart with it, to the part that the pointer was dragged across. */
@@ -54,36 +26,22 @@ class PoolChart {
     if (Math.abs(a - b) > 8) this.viewer.gantt.zoomTo(...[a, b].sort((p, q) => p - q).map((x) => from + ((x - left) / width) * (to - from)));
   }
 
-  /** Let Tab reach one bar: the focused one, else the first. */
-  rove() {
-    const all = [...this.svg.querySelectorAll(".ss-pool-bar")];
-    const chosen = all.find((bar) => Number(bar.dataset.span) === this.focused) ?? all[0];
-    for (const bar of all) bar.setAttribute("tabindex", bar === chosen ? "0" : "-1");
-    return chosen;
-  }
-
   update(run) {
-    entitle(this, run, "Pool and preemptions", headNote(poolNote(run)));
+    entitle(this, "Pool and preemptions", poolNote(run));
     this.svg.setAttribute("aria-label", `Verifications of ${runName(run)}; arrow keys move`);
     this.legend.replaceChildren(poolLegend(run));
   }
 
-  draw() {
-    const width = this.svg.clientWidth;
-    this.width = width;
-    if (!width) return;
+  draw(width) {
     const scene = this.scene(width);
-    const focus = this.svg.contains(document.activeElement);
     const shown = scene.bars.length <= POOL.bars ? scene.bars : [];
     this.note.textContent = shown.length === scene.bars.length ? ""
       : `${number(scene.bars.length, 0)} forwards are too many for one view. Zoom in to see them.`;
     setProps(this.svg, { height: scene.height + POOL.axis });
-    this.plot.style.height = `${scene.height + POOL.axis}px`;
-    this.veil.style.height = `${scene.height}px`;
-    this.svg.replaceChildren(patterns(this.id, this.run.pool.servers.length, scene), poolGrid(scene),
+    put(this.plot, { height: scene.height + POOL.axis });
+    put(this.veil, { height: scene.height });
+    this.marks.redraw(patterns(this.id, this.run.pool.servers.length, scene), poolGrid(scene),
       drawn("g", { "aria-hidden": "true" }, shown.map((bar) => this.again(scene, bar))), ...shown.map((bar) => this.bar(scene, bar)), poolLines(scene, this.run, this.id));
-    const chosen = this.rove();
-    if (focus) chosen?.focus({ preventScroll: true });
     this.highlight(this.lit ?? new Set());
     this.at(this.t ?? Infinity);
   }
@@ -156,30 +114,19 @@ class PoolChart {
   }
 }
 
-/** Make an SVG element. */
-function drawn(tag, props, ...children) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  setProps(node, props);
-  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
-  return node;
-}
-
 /** Hatching in each server's colour, and the frame of the plot. */
 function patterns(id, servers, { width, height }) {
   const frame = drawn("clipPath", { id: `${id}-frame` }, drawn("rect", { x: 0, y: -4, width, height: height + 5 }));
   return drawn("defs", {}, frame, Array.from({ length: servers }, (_, i) =>
-    drawn("pattern", { id: `${id}-${i}`, class: `ss-s${i % POOL.colours}`, width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
-      drawn("rect", { width: 5, height: 5, class: "ss-pool-ground" }), drawn("rect", { width: 1.6, height: 5, class: "ss-pool-hatch" }))));
+    hatching(`${id}-${i}`, "ss-pool-hatch", { ground: "ss-pool-ground", class: `ss-s${i % POOL.colours}` })));
 }
 
 function poolGrid({ from, to, bottom, top, width, height, x, y }) {
-  const line = (x1, y1, x2, y2, name = "ss-pool-grid") => drawn("line", { x1, y1, x2, y2, class: name });
-  const text = (tx, ty, anchor, value) => drawn("text", { x: tx, y: ty, "text-anchor": anchor }, value);
   const tokens = roundTicks(bottom, top, height, 26).filter((n) => n >= 1 && Number.isInteger(n));
   return drawn("g", { "aria-hidden": "true", class: "ss-pool-axes" },
-    roundTicks(from, to, width, 90).map((t) => [line(x(t), 0, x(t), height + 4), text(x(t), height + 16, "middle", number(t, t % 1 ? 1 : 0))]),
-    tokens.map((n) => [line(0, y(n - 0.5), width, y(n - 0.5)), text(-8, y(n - 0.5) + 4, "end", `token ${number(n, 0)}`)]),
-    line(0, height, width, height, "ss-pool-edge"), text(-8, height + 16, "end", "ms"));
+    roundTicks(from, to, width, 90).map((t) => [drawnLine(x(t), 0, x(t), height + 4), drawnText(x(t), height + 16, "middle", number(t, t % 1 ? 1 : 0))]),
+    tokens.map((n) => [drawnLine(0, y(n - 0.5), width, y(n - 0.5)), drawnText(-8, y(n - 0.5) + 4, "end", `token ${number(n, 0)}`)]),
+    drawnLine(0, height, width, height, "ss-pool-edge"), drawnText(-8, height + 16, "end", "ms"));
 }
 
 /** Lines above the bars: drafted tokens, crosses where drafts were rejected, and the committed text as a staircase. */

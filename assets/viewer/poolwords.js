@@ -11,8 +11,8 @@ const POOL_OUTCOMES = {
 
 /** The positions of a forward in words, counted from 1. */
 function poolPositions({ first, own, last }, i) {
-  const some = (a, b) => (a === b ? `token ${a + 1}` : `tokens ${a + 1} to ${b + 1}`);
-  return some(first[i], last[i]) + (own[i] > first[i] ? `, new: ${some(own[i], last[i])}` : "");
+  const range = (a, b) => (a === b ? `token ${a + 1}` : `tokens ${a + 1} to ${b + 1}`);
+  return range(first[i], last[i]) + (own[i] > first[i] ? `, new: ${range(own[i], last[i])}` : "");
 }
 
 function poolSentence(run, i) {
@@ -25,7 +25,7 @@ function poolFacts(run, span) {
   const i = run.pool ? run.pool.forwards.id.indexOf(span) : -1;
   if (i < 0) return [];
   const { forwards: f } = run.pool;
-  return [["scores", poolPositions(f, i)], ["outcome", POOL_OUTCOMES[f.outcome[i]]], ["committed", f.emitted[i] ? `${f.emitted[i]} token${f.emitted[i] === 1 ? "" : "s"}` : ""]];
+  return [["scores", poolPositions(f, i)], ["outcome", POOL_OUTCOMES[f.outcome[i]]], ["committed", f.emitted[i] ? some(f.emitted[i], "token") : ""]];
 }
 
 function poolNote(run) {
@@ -37,15 +37,14 @@ function poolNote(run) {
 
 function poolLegend(run) {
   const outcomes = new Set(run.pool.forwards.outcome);
-  const item = (look, label) => el("li", {}, el("i", { class: `ss-swatch ${look}`, "aria-hidden": "true" }), label);
   const again = run.pool.forwards.own.some((own, i) => own > run.pool.forwards.first[i]);
-  return el("ul", { class: "ss-legend", "aria-label": "Legend of the pool" },
-    run.pool.servers.map(({ label }, i) => item(`ss-pool-key ss-s${i % POOL.colours}`, label.split(" · ")[0])),
-    outcomes.has("preempted") || outcomes.has("stopped") ? item("ss-pool-key-off", outcomes.has("preempted") ? "preempted" : "stopped") : null,
-    again ? item("ss-pool-key-again", "scored again") : null,
-    run.pool.drafts.length ? item("ss-pool-key-draft", "drafted") : null,
-    outcomes.has("rejected") ? el("li", {}, el("b", { class: "ss-pool-key-wrong", "aria-hidden": "true" }, "×"), "rejected draft") : null,
-    item("ss-pool-key-text", "committed text"));
+  return legendOf("Legend of the pool", [
+    ...run.pool.servers.map(({ label }, i) => [`ss-pool-key ss-s${i % POOL.colours}`, label.split(" · ")[0]]),
+    (outcomes.has("preempted") || outcomes.has("stopped")) && ["ss-pool-key-off", outcomes.has("preempted") ? "preempted" : "stopped"],
+    again && ["ss-pool-key-again", "scored again"],
+    run.pool.drafts.length > 0 && ["ss-pool-key-draft", "drafted"],
+    outcomes.has("rejected") && el("li", {}, el("b", { class: "ss-pool-key-wrong", "aria-hidden": "true" }, "×"), "rejected draft"),
+    ["ss-pool-key-text", "committed text"]]);
 }
 
 /** The pool as a table: the work of each server. */

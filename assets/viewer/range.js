@@ -2,8 +2,8 @@
 
 const RANGE_HEAD = ["run", "device", "work or wait", "count", "total", "mean", "p95"];
 
-/** The parts of work and waits in [from, to], [run, device, kind, count, total, mean, p95] with times in ms. */
-function figuresIn(runs, tracksOf, from, to) {
+/** The work and the waits of runs in [from, to]: a list of {run, track, name, parts}, with the ms of each part inside. */
+function partsIn(runs, tracksOf, from = -Infinity, to = Infinity) {
   return runs.flatMap((run) => tracksOf(run).flatMap((track) => {
     const { lines, looks } = lanesOf(track);
     const groups = new Map();
@@ -11,16 +11,19 @@ function figuresIn(runs, tracksOf, from, to) {
       const [first, last] = visible(line, from, to);
       for (let i = first; i < last; i++) {
         const part = Math.min(to, line.end[i]) - Math.max(from, line.start[i]);
-        if (part <= 0) continue;
+        if (part < 0 || (part === 0 && line.end[i] > line.start[i])) continue; // it only touches the range
         const name = nameOf(line.look[i]);
         (groups.get(name) ?? groups.set(name, []).get(name)).push(part);
       }
     };
     lines.forEach((line) => take(line, (look) => lookName(looks[look])));
     take(waitLine(track), (reason) => WAITS[REASONS[reason]]);
-    return [...groups].map(([name, parts]) => [runName(run), track.label, name, ...statistics(parts)]);
+    return [...groups].map(([name, parts]) => ({ run, track, name, parts }));
   }));
 }
+
+/** [run, device, kind, count, total, mean, p95] of them, with times in ms. */
+const figuresIn = (...range) => partsIn(...range).map(({ run, track, name, parts }) => [runName(run), track.label, name, ...statistics(parts)]);
 
 const lookName = ({ kind, lost, cancelled }) => kind + (cancelled ? ", cancelled" : lost ? ", discarded" : "");
 

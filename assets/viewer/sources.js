@@ -18,7 +18,7 @@ function copyNote(run, copy, row) {
   const marked = exact < 0 ? [text(start, end)] : [text(start, exact), el("b", {}, text(exact, exact + 1)), text(exact + 1, end)];
   const known = text(from, end).trim() !== "";
   return el("div", { class: "ss-from" },
-    el("p", {}, `Copied from ${sourceName(run, copy)}, from token ${start + 1} on, after ${copy.match} matching token${copy.match === 1 ? "" : "s"}.`),
+    el("p", {}, `Copied from ${sourceName(run, copy)}, from token ${start + 1} on, after ${some(copy.match, "matching token")}.`),
     known ? el("p", { class: "ss-quote" }, "… ", el("span", { class: "ss-match" }, text(from, start)), el("span", { class: "ss-source" }, marked), " …") : null);
 }
 

@@ -24,12 +24,7 @@ Viewer.prototype.pickSpan = function (run, track, index) {
   if (index < 0 || !id.length) return;
   const [from, to] = this.gantt.range;
   if (start[index] < from || end[index] > to) this.gantt.zoomTo(start[index] - (to - from) / 3, start[index] + (2 * (to - from)) / 3);
-  const frame = this.gantt.plot.getBoundingClientRect();
-  const card = this.gantt.place.cards.find((c) => c.run === run);
-  const row = card.rows.find((r) => r.type === "track" && r.track === track) ?? card.rows.at(-1);
-  const top = frame.top + card.body + row.y;
-  const left = frame.left + Math.max(0, this.gantt.x(start[index]));
-  this.show(run, { span: id[index] }, { left, top, bottom: top + row.height }, true);
+  this.show(run, { span: id[index] }, this.gantt.besideRow(run, Math.max(0, this.gantt.x(start[index])), track), true);
   this.live.textContent = `${track.label}: ${kind[index]}, ${ms(start[index])} to ${ms(end[index])}`;
 };
 
@@ -52,12 +47,8 @@ Viewer.prototype.pick = function (run, item) {
 /** The rectangle beside which a token's card is shown: its text, or its mark if the text is outside of the window. */
 Viewer.prototype.placeOf = function (run, token) {
   const box = this.boxOfToken(run, token);
-  const card = this.gantt.place.cards.find((c) => c.run === run);
-  if ((box.bottom > 0 && box.top < window.innerHeight) || !card || !this.gantt.width) return box;
-  const frame = this.gantt.plot.getBoundingClientRect();
-  const row = card.rows.at(-1);
-  const top = frame.top + card.body + row.y;
-  return { left: frame.left + this.gantt.x(token.t), top, bottom: top + row.height };
+  if ((box.bottom > 0 && box.top < window.innerHeight) || !this.gantt.width) return box;
+  return this.gantt.besideRow(run, this.gantt.x(token.t));
 };
 
 /** Show the card of the verification of a step. */

@@ -2,13 +2,16 @@
 
 const MOST_ROUNDS = 500;
 
-function table(caption, head, rows, numeric = true) {
-  return el("table", { class: numeric ? "ss-table" : "ss-table ss-table-text" },
+/** A table; a cell of the head is a text, or {label, title} with a definition. The first cell of a row is its head. */
+function table(caption, head, rows) {
+  return el("table", { class: "ss-table" },
     el("caption", { class: "ss-sr" }, caption),
-    el("thead", {}, el("tr", {}, head.map((cell) => el("th", { scope: "col", title: cell.title }, cell.label ?? cell)))),
-    el("tbody", {}, rows.map(([first, ...rest]) =>
-      el("tr", {}, el("th", { scope: "row", title: first?.title }, first?.label ?? first), rest.map((cell) => el("td", {}, cell))))));
+    el("thead", {}, el("tr", {}, head.map((cell) => (cell === "" ? el("td") : el("th", { scope: "col", title: cell.title }, cell.label ?? cell))))),
+    el("tbody", {}, rows.map(([first, ...rest]) => el("tr", {}, el("th", { scope: "row" }, first), rest.map((cell) => el("td", {}, cell))))));
 }
+
+/** The cells of a head whose words are defined. */
+const defined = (names, words) => names.map((label) => label && { label, title: words[label] });
 
 const outputOf = (run) => `${run.lossy ? "lossy, " : ""}${comparedOf(run)}`;
 
@@ -27,42 +30,36 @@ function figureTables(model) {
       (f.key === "speedup" && run.fastest ? el("b", { class: "ss-best" }, run.figures[f.key]) : run.figures[f.key])), outputOf(run)]));
   const all = table("All figures with their definitions", ["figure", ...model.runs.map(runName), "definition"],
     model.figures.map((f) => [f.label, ...model.runs.map((run) => run.figures[f.key]), el("span", { class: "ss-definition" }, f.definition)]));
-  return [el("div", { class: "ss-scroll", ...scrolls("Figures of all runs") }, short), el("details", { class: "ss-fold" }, el("summary", {}, "All figures with their definitions"), el("div", { class: "ss-wide", ...scrolls("All figures with their definitions") }, all))];
+  return [el("div", { class: "ss-scroll", ...scrolls("Figures of all runs") }, short), fold("All figures with their definitions", "ss-wide", all)];
 }
 
 /** The timeline as tables, made when the fold is first opened. */
 function timelineTable(model) {
-  const body = el("div", { class: "ss-wide", ...scrolls("The timeline as a table") });
-  const fold = el("details", { class: "ss-fold" }, el("summary", {}, "The timeline as a table"), body);
-  fold.addEventListener("toggle", () => {
-    if (fold.open) body.replaceChildren(...model.runs.flatMap(runTables));
+  const node = fold("The timeline as a table", "ss-wide");
+  node.addEventListener("toggle", () => {
+    if (node.open) node.lastChild.replaceChildren(...model.runs.flatMap(runTables));
   });
-  return fold;
+  return node;
 }
 
 function runTables(run) {
-  const work = run.tracks.flatMap((track) => [...workOf(track), ...waitsOf(track)]);
-  const from = (r) => run.copies.filter((copy) => copy.step === r.step && copy.sequence === r.sequence)
-    .map((copy) => `${sourceName(run, copy)}, token ${copy.start + 1}`)[0] ?? "–";
-  const pooled = (r) => {
-    const row = run.ngrams.find((other) => other.step === r.step && other.sequence === r.sequence);
-    return row ? [row.tried.length, row.gained.length, row.size] : ["–", "–", "–"];
-  };
-  const looked = (r) => {
-    const fan = run.fans.find((other) => other.step === r.step && other.sequence === r.sequence);
-    return fan ? [fan.guesses.token.length, fan.result] : ["–", "–"];
-  };
-  const expected = (r) => {
-    const row = run.forecasts.find((other) => other.step === r.step && other.sequence === r.sequence);
-    return row ? [row.match, number(row.score, 2), ...(withDrafter ? [number(row.drafter, 2)] : [])] : ["–", "–", ...(withDrafter ? ["–"] : [])];
-  };
+  const work = partsIn([run], ({ tracks }) => tracks).map(({ track, name, parts }) => {
+    const [count, total, mean] = statistics(parts);
+    return [track.label, name, number(count, 0), ms(total), ms(mean), ms(parts.reduce((most, part) => Math.max(most, part), 0))];
+  });
   const withDrafter = run.forecasts.some((row) => row.drafter !== null);
-  const rounds = run.rounds.slice(0, MOST_ROUNDS).map((r) => [r.step, r.mode, r.drafted, r.accepted, r.emitted, run.timed ? ms(r.t) : "unknown",
-    ...(run.copies.length ? [from(r)] : []), ...(run.ngrams.length ? pooled(r) : []), ...(run.fans.length ? looked(r) : []),
-    ...(run.forecasts.length ? expected(r) : [])]);
-  const columns = ["step", "mode", "drafted", "accepted", "emitted", "time", ...(run.copies.length ? ["copied from"] : []),
-    ...(run.ngrams.length ? ["n-grams tried", "n-grams gained", "in the pool"] : []), ...(run.fans.length ? ["branches", "lookup"] : []),
-    ...(run.forecasts.length ? ["match", "expected of a copy", ...(withDrafter ? ["of the drafter"] : [])] : [])];
+  const columns = [
+    [run.copies, ["copied from"], (copy) => [`${sourceName(run, copy)}, token ${copy.start + 1}`]],
+    [run.ngrams, ["n-grams tried", "n-grams gained", "in the pool"], ({ tried, gained, size }) => [tried.length, gained.length, size]],
+    [run.fans, ["branches", "lookup"], (fan) => [fan.guesses.token.length, fan.result]],
+    [run.forecasts, ["match", "expected of a copy", ...(withDrafter ? ["of the drafter"] : [])],
+      (row) => [row.match, number(row.score, 2), ...(withDrafter ? [number(row.drafter, 2)] : [])]],
+  ].filter(([rows]) => rows.length);
+  const beside = (r) => columns.flatMap(([rows, heads, cells]) => {
+    const row = rows.find((other) => other.step === r.step && other.sequence === r.sequence);
+    return row ? cells(row) : heads.map(() => "–");
+  });
+  const rounds = run.rounds.slice(0, MOST_ROUNDS).map((r) => [r.step, r.mode, r.drafted, r.accepted, r.emitted, run.timed ? ms(r.t) : "unknown", ...beside(r)]);
   const more = run.rounds.length - rounds.length;
   return [
     el("h4", {}, runName(run)),
@@ -71,7 +68,7 @@ function runTables(run) {
     ...loadTable(run),
     ...poolTable(run),
     el("details", { class: "ss-fold" }, el("summary", {}, `${run.rounds.length} rounds`),
-      table(`Rounds, ${runName(run)}`, columns, rounds),
+      table(`Rounds, ${runName(run)}`, ["step", "mode", "drafted", "accepted", "emitted", "time", ...columns.flatMap(([, heads]) => heads)], rounds),
       more > 0 ? el("p", { class: "ss-hint" }, `The first ${MOST_ROUNDS} are shown; ${more} follow.`) : null),
   ];
 }
@@ -85,26 +82,6 @@ function loadTable(run) {
       `${number(m.memory / 2 ** 30, 2)} GiB`, m.power === null ? "–" : `${number(m.power, 0)} W`]))];
 }
 
-function summary(label, name, lengths) {
-  const total = lengths.reduce((sum, length) => sum + length, 0);
-  return [label, name, number(lengths.length, 0), ms(total), ms(total / lengths.length), ms(lengths.reduce((most, length) => Math.max(most, length), 0))];
-}
-
-function grouped(keys, lengths) {
-  const groups = new Map();
-  keys.forEach((key, i) => (groups.get(key) ?? groups.set(key, []).get(key)).push(lengths[i]));
-  return [...groups];
-}
-
-function workOf({ label, spans }) {
-  const names = spans.kind.map((kind, i) => kind + (spans.fate[i] === "cancelled" ? ", cancelled" : isLost(spans.fate[i]) ? ", discarded" : ""));
-  return grouped(names, spans.start.map((start, i) => spans.end[i] - start)).map(([name, lengths]) => summary(label, name, lengths));
-}
-
-function waitsOf({ label, waits }) {
-  return grouped(waits.map((w) => WAITS[w[2]] ?? w[2]), waits.map(([from, to]) => to - from))
-    .map(([name, lengths]) => summary(label, name, lengths));
-}
 
 /** The legend of colours and lines; only those that the runs contain. */
 function legend(model) {

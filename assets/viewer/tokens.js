@@ -40,37 +40,13 @@ class Pane {
   }
 
   listen() {
-    const over = (event) => this.rows.get(event.target.closest(".ss-token"));
-    this.text.addEventListener("pointerover", (e) => over(e) && this.bus.hover(this.run, { token: over(e) }, "token"));
-    this.text.addEventListener("pointerleave", () => this.bus.hover(null));
-    this.text.addEventListener("focusin", (e) => {
-      if (!over(e)) return;
-      this.rove(e.target);
-      this.bus.hover(this.run, { token: over(e) }, "token");
-    });
-    this.text.addEventListener("focusout", () => this.bus.hover(null));
-    this.text.addEventListener("click", (e) => {
-      const row = over(e);
-      if (row) this.bus.pin(this.run, { token: row }, "token");
-    });
-    this.text.addEventListener("keydown", (e) => this.key(e));
-  }
-
-  key(event) {
-    if (event.key === "Enter") event.target.click();
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -1e9, End: 1e9 }[event.key];
-    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
-    const all = [...this.text.querySelectorAll(".ss-token")].filter((node) => node.checkVisibility?.() ?? true)
-      .filter((node) => !node.classList.contains("ss-future"));
-    const at = Math.min(all.length - 1, Math.max(0, all.indexOf(event.target) + step));
-    event.preventDefault();
-    all[at]?.focus();
-  }
-
-  /** Let Tab reach this token. */
-  rove(node) {
-    this.text.querySelector('[tabindex="0"]')?.setAttribute("tabindex", "-1");
-    node.setAttribute("tabindex", "0");
+    const steps = { ...STEPS, ArrowDown: 10, ArrowUp: -10 };
+    const reached = (node) => (node.checkVisibility?.() ?? true) && !node.classList.contains("ss-future");
+    new Marks(this.text, ".ss-token", (node) => node.dataset.index, (node, { type }) => {
+      const token = this.rows.get(node);
+      if (token) this.bus[type === "click" ? "pin" : "hover"]({ run: this.run, token }, node.getBoundingClientRect());
+      else if (type === "pointerleave" || type === "focusout") this.bus.hover(null);
+    }, { steps, reached });
   }
 
   /** Show a run; tokens that are shown already stay. */

@@ -65,9 +65,9 @@ class TreeInset {
       const token = node && this.rowOf(node);
       return token ? [{ run: this.run, token }, node.getBoundingClientRect()] : null;
     };
-    this.body.addEventListener("pointerover", (e) => { if (over(e)) this.bus.hoverSpan(...over(e)); });
+    this.body.addEventListener("pointerover", (e) => { if (over(e)) this.bus.hover(...over(e)); });
     this.body.addEventListener("pointerleave", () => this.bus.hover(null));
-    this.body.addEventListener("click", (e) => { if (over(e)) this.bus.pinSpan(...over(e)); });
+    this.body.addEventListener("click", (e) => { if (over(e)) this.bus.pin(...over(e)); });
   }
 
   /** Show another state of the run, with the same tree as before. */
@@ -104,9 +104,7 @@ class TreeInset {
     const whose = this.run.sequences.length > 1 ? `sequence ${tree.sequence + 1}, ` : "";
     this.status.textContent = `${whose}step ${tree.step}: ${tree.drafted} drafted, ${tree.accepted} accepted${forkWords(tree)}`;
     this.leaves = nodes.text.map((_, i) => leaf(nodes, i, places[i]));
-    const canvas = el("div", { class: "ss-tree-canvas" }, edges(nodes, places, width, height), ...this.leaves);
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
+    const canvas = put(el("div", { class: "ss-tree-canvas" }, edges(nodes, places, width, height), ...this.leaves), { width, height });
     this.body.append(canvas);
     this.mask.parentElement.hidden = Boolean(tree.fork); // the target's rows are a chain
     if (tree.fork) this.drawFork(canvas, tree.fork);
@@ -115,11 +113,9 @@ class TreeInset {
 
   /** Mark the branch point, and scroll to it. */
   drawFork(canvas, fork) {
-    const line = el("div", { class: "ss-tree-fork" });
-    const x = LEAF.root + LEAF.gap / 2 + fork.level * (LEAF.width + LEAF.gap);
-    line.style.left = `${x}px`;
-    canvas.append(line);
-    this.body.scrollLeft = Math.max(0, x - LEAF.width - LEAF.gap);
+    const left = LEAF.root + LEAF.gap / 2 + fork.level * (LEAF.width + LEAF.gap);
+    canvas.append(put(el("div", { class: "ss-tree-fork" }), { left }));
+    this.body.scrollLeft = Math.max(0, left - LEAF.width - LEAF.gap);
   }
 
   /** The token or ghost of a drawn node. */
@@ -145,12 +141,9 @@ function leaf(nodes, i, { x, y }) {
   const shares = [share("q", q), share("p", p)].filter(Boolean).join(", ");
   const fate = outcome === "pending" ? "draft of the next round" : OUTCOMES[outcome];
   const label = [`level ${nodes.level[i] + 1}: ${quoted(text)}`, fate, shares].filter(Boolean).join(", ");
-  const node = el("div", { class: `ss-leaf ss-leaf-${outcome}`, role: "img", title: label, "aria-label": label },
+  return put(el("div", { class: `ss-leaf ss-leaf-${outcome}`, role: "img", title: label, "aria-label": label },
     el("span", { class: `ss-leaf-text ss-${outcome}` }, el("span", { class: "ss-ink" }, text.trim() ? text.trim() : quoted(text))),
-    el("span", { class: "ss-leaf-share" }, el("span", {}, share("q", q)), el("span", {}, share("p", p))));
-  node.style.left = `${x}px`;
-  node.style.top = `${y}px`;
-  return node;
+    el("span", { class: "ss-leaf-share" }, el("span", {}, share("q", q)), el("span", {}, share("p", p)))), { left: x, top: y });
 }
 
 /** The edges from parents to children; those of the output are drawn last, in a stronger line. */
@@ -162,13 +155,11 @@ function edges(nodes, places, width, height) {
     const outcome = nodes.outcome[i];
     const kind = isLostDraft(outcome) ? "" : ({ accepted: " ss-tree-path", pending: " ss-tree-pending" }[outcome] ?? " ss-tree-own");
     const d = `M ${from.x} ${from.y} C ${from.x + half} ${from.y} ${x - half} ${y} ${x} ${y}`;
-    return shape("path", { d, class: `ss-tree-edge${kind}` });
+    return drawn("path", { d, class: `ss-tree-edge${kind}` });
   });
   const strong = (line) => line.classList.length > 1;
-  const dot = shape("circle", { cx: LEAF.root - 5, cy: middle, r: 4, class: "ss-tree-root" });
-  const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
-  svg.append(...lines.filter((line) => !strong(line)), ...lines.filter(strong), dot);
-  return svg;
+  const dot = drawn("circle", { cx: LEAF.root - 5, cy: middle, r: 4, class: "ss-tree-root" });
+  return drawn("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, lines.filter((line) => !strong(line)), lines.filter(strong), dot);
 }
 
 /** The attention mask of the target's forward: a row sees the prefix (left bar), its ancestors and itself. */
@@ -182,14 +173,6 @@ function maskOf({ parent, outcome }) {
   }
   const [width, height] = [(rows.length + 2) * MASK, rows.length * MASK];
   const label = `Attention mask of ${rows.length} drafted rows: each sees the prefix, its ancestors and itself`;
-  const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-  svg.append(shape("rect", { width: MASK - 1, height, class: "ss-mask-cell" }),
-    ...Object.entries(cells).map(([kind, d]) => shape("path", { d, class: kind })));
-  return svg;
-}
-
-function shape(tag, props) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  setProps(node, props);
-  return node;
+  return drawn("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+    drawn("rect", { width: MASK - 1, height, class: "ss-mask-cell" }), Object.entries(cells).map(([kind, d]) => drawn("path", { d, class: kind })));
 }

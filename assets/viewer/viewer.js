@@ -183,25 +183,17 @@ class Viewer {
 
   // -- pointing -------------------------------------------------------------------------------------------------
 
-  /** Show the card of a hovered or focused token; run null: of nothing. */
-  hover(run, item) {
+  /** Show the card of a hovered or focused hit, beside a box; hit null: of nothing. A hit has a run, and a token or what `Gantt.hit` finds. */
+  hover(hit, box) {
     if (this.pinned) return;
-    if (!run) return this.clear();
-    this.show(run, item, this.boxOfToken(run, item.token), false);
+    if (hit) this.show(hit.run, hit, box, false);
+    else this.clear();
   }
 
-  pin(run, item) {
-    const again = this.pinned?.item.token === item.token;
-    this.release();
-    if (!again) this.show(run, item, this.boxOfToken(run, item.token), true);
-  }
-
-  hoverSpan(hit, box) {
-    if (!this.pinned) this.show(hit.run, hit, box, false);
-  }
-
-  pinSpan(hit, box) {
-    const again = hit?.span !== undefined && this.pinned?.item.span === hit.span;
+  /** Pin the card of a hit; once more: let it go. */
+  pin(hit, box) {
+    const { item } = this.pinned ?? {};
+    const again = hit && item && (hit.token ?? hit.span) !== undefined && item.token === hit.token && item.span === hit.span;
     this.release();
     if (hit && !again) this.show(hit.run, hit, box, true);
   }
@@ -226,7 +218,7 @@ class Viewer {
   }
 
   content(run, item) {
-    if (item.token) return tokenCard(run, item.token);
+    if (item.token) return tokenCard(item.part ?? run, item.token);
     if (item.span !== undefined) return spanCard(run, findSpan(run, item.span));
     if (item.wait) return waitCard(item.row.track, item.wait);
     return bandCard(item.band);
@@ -297,4 +289,4 @@ function mount(root, model, options = {}) {
   };
 }
 
-window.SpecScope = { mount, unpack, grow, lineOf, sharesOf };
+window.SpecScope = { mount, unpack, grow, lineOf, sharesOf, el, drawn, legendOf };

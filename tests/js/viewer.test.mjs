@@ -4,8 +4,8 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { createContext, runInContext } from "node:vm";
 
-const scripts = ["packed", "columns", "model", "dom", "batch", "geometry", "gantt", "calibration", "audit", "long"];
-const viewer = createContext({ INSETS: [] }); // batch.js and others register their views there
+const scripts = ["packed", "columns", "model", "dom", "insets", "batch", "geometry", "gantt", "calibration", "audit", "long", "aligned", "alignedpart"];
+const viewer = createContext({});
 for (const name of scripts) {
   runInContext(readFileSync(new URL(`../../assets/viewer/${name}.js`, import.meta.url), "utf8"), viewer);
 }
@@ -13,7 +13,7 @@ const names = `unpack stepAt copiesAt moments neighbour findSpan sourceOf copied
   upperBound lineOf visible intervalAt sharesOf sharesBySums busyOf busyBefore movingShares
   calibrationBins calibrationSentence CALIBRATION auditMarks AUDIT
   geometry fitWindow roundTicks loadSteps tokenMarks SIZE Gantt
-  LongRuns covers roundsIn`.split(/\s+/);
+  LongRuns covers roundsIn AlignedPart`.split(/\s+/);
 const own = runInContext(`({ ${names.join(", ")} })`, viewer);
 
 /** A value of the scripts' own realm as plain data. */
@@ -211,4 +211,57 @@ test("one step of many sequences is asked for whole, a wide window not at all", 
   const rounds = Array.from({ length: 900 }, (_, i) => ({ step: 1 + Math.floor(i / 300), t: 1 + Math.floor(i / 300) }));
   equal(asked(rounds, [1.9, 2.1]), { ranges: [[2, 2]], here: true });
   equal(asked(rounds, [0, 4]), { ranges: [], here: false });
+});
+
+/** A long run: its rounds by [t, emitted, sequence]; a sequence's first `early` tokens are of a prefill. */
+function longRun(id, early, ...list) {
+  const rounds = list.map(([t, emitted, sequence = 0], i) => ({ step: i + 1, t, emitted, sequence }));
+  const first = Array.from({ length: early }, () => ({ step: 0, t: 0, sequence: 0 }));
+  const tokens = [...first, ...rounds.flatMap(({ emitted, ...own }) => Array.from({ length: emitted }, () => own))]
+    .map((token, index) => ({ ...token, index, text: `${id}${index}` }));
+  return { run: run({ id, title: id, long: {}, rounds, part: { first: 2, last: 3 }, tokens: tokens.filter(({ step }) => step === 2 || step === 3) }), tokens };
+}
+
+test("a window's tokens are aligned with the same ones of the others; only steps that are not here are asked for", async () => {
+  const one = longRun("a", 1, [1, 3], [2, 0], [3, 2], [4, 1, 1], [5, 2]);
+  const two = longRun("b", 0, [1, 1, 1], [2, 1], [6, 1], [7, 1], [8, 1], [9, 1], [10, 1], [11, 1], [12, 1]);
+  const texts = [one, two].map(({ tokens }) => tokens.filter((token) => token.sequence === 0));
+  const same = 6;
+  const aligned = [{ rows: [{ sequence: 0, same: 8, reason: "", length: 8 }, { sequence: 0, same, reason: "", length: 8 }, { sequence: -1, same: 0, reason: "another prompt", length: 0 }] }];
+  const runs = [one.run, two.run, run({ id: "c", title: "c" })];
+  for (let from = -1; from < 6; from++) for (let to = from; to < 7; to++) {
+    const asked = [];
+    const source = { rounds: async (id, low, high) => {
+      asked.push([id, low, high]);
+      const { tokens } = id === "a" ? one : two;
+      return { tokens: tokens.filter(({ step }) => step >= low && step <= high) };
+    } };
+    const part = new own.AlignedPart({ gantt: { range: [from, to] }, options: { source } }, () => { part.active = false; });
+    part.look = () => undefined;
+    assert.ok(part.update({ state: "ready", runs, aligned }));
+    await part.next();
+    const inside = texts[0].filter(({ t }) => from <= t && t <= to);
+    const first = texts[0].indexOf(inside[0]);
+    const end = first + inside.length;
+    const rows = inside.length ? part.rows().map(({ tokens, gap, first: before }) => [tokens.map(({ text }) => text), Array.from(gap), tokens.length ? before : first]) : [];
+    const gaps = (text, last) => text.slice(first, last).map((token, k) => token.t - (first + k ? text[first + k - 1].t : 0));
+    assert.deepEqual(plain(rows), inside.length ? [[texts[0], end], [texts[1], Math.min(end, same)]].map(([text, last]) =>
+      [text.slice(first, last).map((token) => token.text), gaps(text, last), first]) : [], `${from} to ${to}`);
+    assert.ok(asked.every(([, low, high]) => low < 2 || high > 3), `${asked} are not here`);
+    const words = part.note();
+    assert.equal(words.includes("move the window"), !inside.length);
+    assert.equal(words.includes("b writes another text after token 6"), inside.length > 0 && end > same);
+  }
+});
+
+test("an aligned part has as many tokens as requests may have rounds of", () => {
+  const rounds = Array.from({ length: 2000 }, (_, t) => ({ step: 1 + Math.floor(t / 20), t, emitted: 1, sequence: t % 20 }));
+  const runs = [run({ long: {}, rounds }), run({ long: {}, rounds })];
+  const view = { sequence: 0, same: 100, reason: "", length: 100 };
+  const part = new own.AlignedPart({ gantt: { range: [0, 2000] }, options: { source: {} } });
+  part.look = () => undefined;
+  part.update({ state: "ready", runs, aligned: [{ rows: [view, view] }] });
+  const { inside, rows } = part.wanted();
+  assert.deepEqual([inside, rows.length], [100, 2]);
+  for (const { end, steps } of rows) assert.ok(end >= 25 && 20 * (steps.high - steps.low + 1) <= 1000, `${end} tokens in ${plain(steps)}`);
 });

@@ -26,8 +26,8 @@ from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.database.store import Store
 from specscope.traces.export.perfetto import to_perfetto
+from specscope.traces.facts.intervals import lanes
 from specscope.traces.facts.metrics import measure
-from specscope.traces.facts.waiting import lanes
 from specscope.traces.imports import reading
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.view.document import view_model

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.trace import Trace
-from specscope.traces.facts.waiting import decode_window, waits, work
+from specscope.traces.facts.waiting import decode_window, timeline, work
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.judge.diff import Candidate, FirstDifference, Side, diff
 from tests.traces.samples import KINDS, sample_trace, with_header
@@ -42,7 +42,7 @@ def test_tokens_by_time_and_times_by_token_agree():
 def test_work_and_waits_fill_the_decode_window_of_every_device(trace: Trace):
     start, end = decode_window(trace)
     waited = dict.fromkeys((d.name for d in trace.header.devices), 0)
-    for wait in waits(trace):
+    for wait in timeline(trace).waits:
         waited[wait.device] += wait.end - wait.start
     for device, kinds in work(trace).items():
         assert sum(kinds.values()) + waited[device] == end - start

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specscope.engine.trace.events import Commit, Footer, Occupancy, Span
 from specscope.engine.trace.trace import Trace
 from specscope.traces.export.assets import viewer_style
-from specscope.traces.facts import metrics, waiting
+from specscope.traces.facts import fates, metrics, waiting
 from specscope.traces.facts.settings import config_text, planned_text
 from specscope.traces.view.document import VERSION, view_model
 from specscope.traces.view.figures import figure_rows
@@ -52,7 +52,7 @@ def test_only_runs_with_the_rows_of_a_section_have_it(kind):
     trace = sample_trace(kind)
     run = shown(trace)
     assert {name for name in SECTIONS if run[name]} == {n for n, kinds in SECTIONS.items() if kind in kinds}
-    assert waiting.sp_degree(trace) == 1
+    assert fates.sp_degree(trace) == 1
     assert (metrics.measure(trace).calibration_error is None) == (kind not in DRAFTED)
     assert (waiting.overlap(trace)["both"] > 0.5) is (kind == "pearl")
     assert any(ghost["branch"] for ghost in run["ghosts"]) is (kind == "tree")
@@ -63,7 +63,7 @@ def test_span_fates_agree_with_wasted_work(kind):
     trace = sample_trace(kind, tokens=40, acceptance=0.6)
     tracks = shown(trace)["tracks"]
     lost = {i for t in tracks for fate in ("rejected", "discarded", "cancelled") for i in ids(t, fate)}
-    assert lost == {s.id for s in waiting.wasted(trace)}
+    assert lost == {s.id for s in fates.wasted(trace)}
 
 
 def test_speed_up_and_identity_compare_with_the_run_that_drafts_nothing():

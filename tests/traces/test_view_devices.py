@@ -15,9 +15,10 @@ from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
 from specscope.traces.facts.checks import check
 from specscope.traces.facts.comparable import batch_size, comparisons
+from specscope.traces.facts.fates import preempted, sp_degree, wasted
 from specscope.traces.facts.metrics import measure
 from specscope.traces.facts.requests import figures, load_of, requests, stops_paying
-from specscope.traces.facts.waiting import preempted, sp_degree, wasted, working_devices
+from specscope.traces.facts.waiting import working_devices
 from specscope.traces.view.caches import caches
 from specscope.traces.view.experts import MOST, experts
 from specscope.traces.view.layers import layers

@@ -15,7 +15,7 @@ from specscope.engine.trace.events import Chain, Document, Footer, Forecast
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.export.report import render_report
-from specscope.traces.facts import waiting
+from specscope.traces.facts import fates, waiting
 from specscope.traces.facts.forks import lookups
 from specscope.traces.facts.imported import NO_TOKEN
 from specscope.traces.facts.waiting import decoding_clock
@@ -279,16 +279,14 @@ def test_work_for_outcomes_that_did_not_occur_is_wasted_once_the_run_has_ended(g
     running = replace(guessed, footer=None)
     for run, fate in ((guessed, "discarded"), (running, "open")):
         assert {span_fates(run)[i] for i in missed} == {fate}
-        assert missed & {span.id for span in waiting.wasted(run)} == (
-            missed if fate == "discarded" else set()
-        )
+        assert missed & {span.id for span in fates.wasted(run)} == (missed if fate == "discarded" else set())
 
 
 def test_gaps_between_the_forwards_of_a_fan_are_the_hosts(guessed):
     late = [
         replace(s, start=s.start + 20_000) if (s.kind, s.step) == ("branch", 2) else s for s in guessed.spans
     ]
-    found = [w for w in waiting.waits(replace(guessed, spans=late)) if w.end - w.start == 20_000]
+    found = [w for w in waiting.timeline(replace(guessed, spans=late)).waits if w.end - w.start == 20_000]
     assert [w.reason for w in found if w.device == "gpu-drafter"] == ["host"] * 3
 
 

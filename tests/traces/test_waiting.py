@@ -55,7 +55,8 @@ def test_a_device_queues_while_a_forward_it_has_a_stage_of_is_on_another_device(
     trace.add(Span(7, "a", "draft", 30, 45, "drafter", 1, 0, 1, 0, "done"))
     trace.add(Span(8, "c", "verify", 50, 60, "target", 2, 0, 1, 0, "done"))  # by that device alone
     waits = {
-        name: [(w.start, w.end, w.reason) for w in waiting.waits(trace) if w.device == name] for name in "abc"
+        name: [(w.start, w.end, w.reason) for w in waiting.timeline(trace).waits if w.device == name]
+        for name in "abc"
     }
     assert waits == {
         "a": [(10, 30, "queue"), (45, 50, "host"), (50, 60, "verify")],
@@ -75,7 +76,7 @@ def test_a_speculative_round_by_hand():
         commits=[70],
     )
     host, draft, verify = "host", "draft", "verify"
-    assert waiting.waits(trace) == [
+    assert waiting.timeline(trace).waits == [
         *(Wait("d", *w) for w in ((5, 10, host), (30, 32, host), (32, 52, verify), (60, 70, host))),
         *(
             Wait("t", *w)
@@ -96,7 +97,7 @@ def test_gaps_between_the_forwards_of_one_draft_are_the_hosts():
         ("d", "draft", 12, 22, "drafter"),
         ("d", "draft", 30, 40, "drafter", 2),
     )
-    assert waiting.waits(trace) == [Wait("d", 10, 12, "host"), Wait("d", 22, 30, "verify")]
+    assert waiting.timeline(trace).waits == [Wait("d", 10, 12, "host"), Wait("d", 22, 30, "verify")]
 
 
 def test_communication_and_queue_are_different_reasons():
@@ -107,7 +108,7 @@ def test_communication_and_queue_are_different_reasons():
         ("t", "sample", 20, 30, "target"),
         devices=(DRAFTER, TARGET, second),
     )
-    assert waiting.waits(trace) == [
+    assert waiting.timeline(trace).waits == [
         Wait("d", 10, 30, "verify"),
         Wait("t", 0, 10, "communication"),
         Wait("t2", 0, 10, "communication"),
@@ -117,7 +118,7 @@ def test_communication_and_queue_are_different_reasons():
 
 def test_an_empty_run_waits_for_nothing():
     trace = trace_of()
-    assert waiting.waits(trace) == waiting.band(trace) == []
+    assert waiting.timeline(trace).waits == waiting.band(trace) == []
     assert waiting.overlap(trace) == {"both": 0.0, "draft": 0.0, "target": 0.0, "none": 1.0}
     assert waiting.occupancy(trace) == {"d": 0, "t": 0}
 
@@ -134,7 +135,7 @@ def test_bands_fill_the_window_and_waits_fill_the_idle_time(trace):
     assert [start, *(b.end for b in bands)] == [*(b.start for b in bands), end]
     occupancy = waiting.occupancy(trace)
     for device in trace.header.devices:
-        idle = [(w.start, w.end) for w in waiting.waits(trace) if w.device == device.name]
+        idle = [(w.start, w.end) for w in waiting.timeline(trace).waits if w.device == device.name]
         work = [(max(a, start), min(b, end)) for a, b in waiting.busy(trace).get(device.name, ())]
         work = [(a, b) for a, b in work if a < b]
         pieces = sorted(idle + work)

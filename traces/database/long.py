@@ -14,7 +14,7 @@ from specscope.engine.trace.events import Commit, Decision, Forked, Occupancy, P
 from specscope.engine.trace.trace import Trace
 from specscope.traces.database import schema
 from specscope.traces.database.schema import RUN
-from specscope.traces.facts.waiting import JUDGED, useful_glue
+from specscope.traces.facts.fates import JUDGED, useful_glue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -211,28 +211,18 @@ def numbers(connection: Connection, where: ColumnElement[bool], *values: ColumnE
     return columns
 
 
-class TokenLine(NamedTuple):
-    """The tokens of a sequence, in the order committed."""
+class StoredOutput(NamedTuple):
+    """What a stored run wrote."""
 
-    ids: Numbers
-    times: Numbers
+    header: Header
+    ids: list[list[int]]
+    """The tokens of each sequence, in the order committed."""
 
-
-def line(connection: Connection, run: int, sequence: int) -> TokenLine:
-    """Return the tokens of a sequence of a run (its key); ValueError for a damaged number."""
-    own = (_TOKEN.c.run == run) & (_TOKEN.c.sequence == sequence)
-    return TokenLine(*numbers(connection, own, _TOKEN.c.token, _TOKEN.c.time))
+    def token_ids(self, sequence: int) -> list[int]:
+        return self.ids[sequence] if sequence >= 0 else []
 
 
-def commits(
-    connection: Connection, run: int, sequence: int, first: int, most: int
-) -> list[tuple[int, Commit]]:
-    """Return at most `most` commits of a sequence, from its commit `first` (from 0) on.
-
-    Each has the number of the run's commits before it; `run` is the run's key.
-    """
-    own = select(_TOKEN.c.number, *schema.COLUMNS[Commit]).where(
-        _TOKEN.c.run == run, _TOKEN.c.sequence == sequence
-    )
-    rows = connection.execute(own.order_by(_TOKEN.c.number).offset(first).limit(most)).all()
-    return [(number - 1, Commit(*values)) for number, *values in rows]
+def output(connection: Connection, key: int, header: Header) -> StoredOutput:
+    """Return what a run wrote; ValueError for a damaged number."""
+    sequences, ids = numbers(connection, _TOKEN.c.run == key, _TOKEN.c.sequence, _TOKEN.c.token)
+    return StoredOutput(header, [ids[sequences == i].tolist() for i in range(len(header.prompt_ids))])

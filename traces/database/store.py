@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy import ColumnElement, Connection, Row
 
-    from specscope.engine.trace.events import Commit, Event
+    from specscope.engine.trace.events import Event
     from specscope.engine.trace.events import Row as AnyRow
-    from specscope.traces.database.long import Extent, Numbers, RangeRows, SpanTable, TokenLine
+    from specscope.traces.database.long import Extent, Numbers, RangeRows, SpanTable, StoredOutput
 
 __all__ = ["RunRecorder", "Store", "Summary", "default_path"]
 OUTLINED = 500
@@ -215,16 +215,9 @@ class Store:
             key = _find(connection, run_id).id
             return long.spans_and_rounds(connection, key, _outline(connection, run_id))
 
-    def line(self, run_id: str, size: Extent, sequence: int) -> TokenLine:
+    def output(self, run_id: str, size: Extent) -> StoredOutput:
         with self._reading() as connection, _undamaged(run_id):
-            return long.line(connection, size.key, sequence)
-
-    def commits(
-        self, run_id: str, size: Extent, sequence: int, first: int, most: int
-    ) -> list[tuple[int, Commit]]:
-        """Return commits of a sequence, each with the number of the run's commits before it."""
-        with self._reading() as connection, _undamaged(run_id):
-            return long.commits(connection, size.key, sequence, first, most)
+            return long.output(connection, size.key, _header(_find(connection, run_id, *_HEADER)))
 
     def group(self, run_id: str) -> list[str]:
         """Return the ids of the runs compared with this one, its own included, oldest first.

@@ -15,8 +15,9 @@ from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import NO_DEVICES
 from specscope.traces.facts.counted import whole_windows
 from specscope.traces.facts.imported import is_timed
+from specscope.traces.facts.intervals import lanes
 from specscope.traces.facts.joined import spans_by_id
-from specscope.traces.facts.waiting import busy, by_device, lanes
+from specscope.traces.facts.waiting import busy, by_device
 from specscope.traces.view.counts import view_of
 
 if TYPE_CHECKING:

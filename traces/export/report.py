@@ -21,7 +21,6 @@ from specscope.traces.facts.comparable import lacks_load, other_load
 from specscope.traces.facts.settings import shown_config
 from specscope.traces.sets.compared import sets_of
 from specscope.traces.sets.members import members_of
-from specscope.traces.view.beginning import end_of, of_beginning
 from specscope.traces.view.document import RunView, ViewDocument, view_model
 from specscope.traces.view.figures import acceptance
 from specscope.traces.view.packed import packed
@@ -66,16 +65,13 @@ def render_report(
 ) -> str:
     """Return the report as the text of one HTML file (UTF-8), of at least one run.
 
-    `passes` and `redact_prompt` are those of `view_model`; the viewer can show the turns of
-    `earlier`. Redacted, the answers stay; they may repeat a prompt. With `spans` the viewer draws
-    only the beginning of the runs, of about so many spans. `sets` are shown above the viewer, else
-    what the runs are together, see `_set_of`.
+    `passes`, `redact_prompt` and `spans` are those of `view_model`; the viewer can show the turns
+    of `earlier`. Redacted, the answers stay; they may repeat a prompt. `sets` are shown above the
+    viewer, else what the runs are together, see `_set_of`.
     """
     if not traces:
         raise UsageError("a report needs at least one run; 0 were given")
-    model = view_model(traces, passes, redact_prompt=redact_prompt)
-    if spans is not None:
-        model = of_beginning(model, traces, end_of(traces, spans), redact_prompt=redact_prompt)
+    model = view_model(traces, passes, redact_prompt=redact_prompt, spans=spans)
     before = [view_model(*turn, redact_prompt=redact_prompt) for turn in earlier]
     summaries = [
         f"<h2>Turn {number}</h2>{_summary(turn[0], document)}"

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.trace.events import NO_DEVICES
-from specscope.traces.facts import counted, padding, waiting
+from specscope.traces.facts import counted, fates, padding, waiting
 from specscope.traces.facts.calibration import calibration, trials
 from specscope.traces.facts.forks import lookups, untaken
 from specscope.traces.facts.imported import origin, with_unknown
@@ -124,13 +124,13 @@ def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
     forwards, steps = waiting.forwards(trace), sum(s.kind == "step" for s in trace.spans)
     drafts = [s for s in forwards if waiting.side(s) == "drafter"]
     verifies = [s for s in forwards if waiting.side(s) == "target"]
-    fates = [d.outcome for d in trace.decisions if d.outcome in FATES]
-    accepted, rejected = fates.count("accepted"), fates.count("rejected")
-    drafted, found = len(fates) + untaken(trace), lookups(trace)
+    outcomes = [d.outcome for d in trace.decisions if d.outcome in FATES]
+    accepted, rejected = outcomes.count("accepted"), outcomes.count("rejected")
+    drafted, found = len(outcomes) + untaken(trace), lookups(trace)
     hits, misses = ([one for one in found if bool(one.taken) == hit] for hit in (True, False))
     draft_rows = [s.rows for s in drafts]
     tokens = len(trace.commits)
-    timed, decoded = tokens - waiting.prefilled(trace, before=True), tokens - waiting.prefilled(trace)
+    timed, decoded = tokens - fates.prefilled(trace, before=True), tokens - fates.prefilled(trace)
     whole = trace.footer.time if trace.footer else end
     decode = max(0, max(c.time for c in trace.commits) - start) if tokens else None
     run_length = _mean(_runs(trace.decisions))
@@ -177,13 +177,13 @@ def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
         waiting=_waiting(trace, waiting.overlap(trace, band)),
         occupancy=waiting.occupancy(trace),
         measured_occupancy=measured_occupancy(trace),
-        sp_degree=waiting.sp_degree(trace),
+        sp_degree=fates.sp_degree(trace),
         hit_rate=_ratio(len(hits), len(found)),
         tokens_per_hit=_mean([one.following.emitted for one in hits]),
         tokens_per_miss=_mean([one.following.emitted for one in misses]),
         draft_rows_per_token=_ratio(sum(draft_rows), decoded) if min(draft_rows, default=-1) > 0 else None,
-        wasted_device_seconds=_seconds(waiting.wasted(trace)),
-        preempted_device_seconds=_seconds(waiting.preempted(trace)),
+        wasted_device_seconds=_seconds(fates.wasted(trace)),
+        preempted_device_seconds=_seconds(fates.preempted(trace)),
     )
 
 

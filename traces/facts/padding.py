@@ -11,7 +11,7 @@ from bisect import bisect_right
 from math import inf
 from typing import TYPE_CHECKING
 
-from specscope.traces.facts.waiting import of_prefill
+from specscope.traces.facts.fates import of_prefill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

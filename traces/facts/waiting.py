@@ -1,4 +1,4 @@
-"""The spans of a run: forwards, busy devices, wasted work, and who waits for whom.
+"""The spans of a run: forwards, busy devices, and who waits for whom.
 
 A span of any kind works for the *side* of its `model`, drafter or target. A device works on
 one span at a time: where its spans overlap, the one that started first counts. So a shared device
@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from heapq import heappop, heappush
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from specscope.engine.errors import UsageError
-from specscope.engine.trace.events import DRAFTS, FORWARDS, SCORES
-from specscope.traces.facts.joined import joined, once
+from specscope.engine.trace.events import DRAFTS, FORWARDS
+from specscope.traces.facts.intervals import Interval, merged
+from specscope.traces.facts.joined import once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -40,13 +41,10 @@ _Segment: TypeAlias = "tuple[int, int, Span | None]"
 _GRID = 2**40
 MOST_WAITS = 2_000_000
 """Spans x devices of a document: each device may begin to wait when a span begins or ends."""
-Interval: TypeAlias = tuple[int, int]
 Active: TypeAlias = "Counter[tuple[str, bool]]"
 """(side, whether it moves data) -> the number of devices with such a span."""
 Working: TypeAlias = frozenset[tuple[str, bool]]
 """The same without the numbers."""
-JUDGED = ("", "discarded", "rejected", "accepted")
-"""Outcomes of the tokens of one draft; the last one that any of them has counts."""
 Clock = Callable[[int], float]
 
 
@@ -96,26 +94,6 @@ def decode_window(trace: Trace) -> Interval:
     if trace.footer is not None:
         end = min(end, trace.footer.time)
     return start, max(start, end)
-
-
-def of_prefill(trace: Trace, *, before: bool = False) -> set[tuple[int, int]]:
-    """Return the (sequence, step) whose tokens a prefill decided, which is no forward of decoding.
-
-    Under load, prompts arrive while others decode; with `before`, only of prefills before decoding.
-    """
-    prefills = {s.id for s in trace.spans if s.kind == "prefill" and not (before and s.step)}
-    rounds = {(r.sequence, r.step) for r in trace.rounds if r.span in prefills}
-    return rounds | {(c.sequence, 0) for c in trace.commits if not c.step}
-
-
-def prefilled(trace: Trace, *, before: bool = False) -> int:
-    """Return how many tokens of the output a prefill decided, see `of_prefill`."""
-    rounds = of_prefill(trace, before=before)
-    return sum((c.sequence, c.step) in rounds for c in trace.commits)
-
-
-def waits(trace: Trace) -> list[Wait]:
-    return timeline(trace).waits
 
 
 def work(trace: Trace) -> dict[str, dict[str, int]]:
@@ -170,9 +148,7 @@ def divided(trace: Trace) -> bool:
 def band(trace: Trace) -> list[Band]:
     """Return the stretches of the decode window; none if it is unknown which side works."""
     row = list[Band]()
-    if not divided(trace):
-        return row
-    for start, end, _, active in _states(trace):
+    for start, end, _, active in _states(trace) if divided(trace) else ():
         _extend_band(row, start, end, _band_kind(_working(active)))
     return row
 
@@ -239,13 +215,8 @@ def overlap(trace: Trace, stretches: Iterable[Band] | None = None) -> dict[str, 
     whole = sum(total.values())
     if not whole:
         return {"both": 0.0, "draft": 0.0, "target": 0.0, "none": 1.0}
-    shares: dict[str, float] = {}
-    before = 0
-    for kind, part in total.items():
-        cut = _GRID * before // whole
-        before += part
-        shares[kind] = (_GRID * before // whole - cut) / _GRID
-    return shares
+    cuts = [_GRID * part // whole for part in accumulate(total.values(), initial=0)]
+    return {kind: (end - start) / _GRID for kind, (start, end) in zip(total, pairwise(cuts), strict=True)}
 
 
 def apart(trace: Trace) -> bool:
@@ -338,35 +309,10 @@ def side(span: Span) -> str:
     return "drafter" if span.model == "drafter" else "target"
 
 
-def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    union: list[Interval] = []
-    for start, end in sorted(intervals):
-        if union and start <= union[-1][1]:
-            union[-1] = (union[-1][0], max(end, union[-1][1]))
-        else:
-            union.append((start, end))
-    return union
-
-
 def busy(trace: Trace) -> dict[str, list[Interval]]:
     """Return when each device with a span works."""
     found = by_device(trace).items()
     return {device: merged((s.start, s.end) for s in spans if s.end > s.start) for device, spans in found}
-
-
-def lanes(intervals: Iterable[Interval]) -> list[int]:
-    """Return the lane of each interval, from 0: the first lane that is free when it starts.
-
-    The intervals are the spans of one device, by start.
-    """
-    free, busy, taken = list[int](), list[tuple[int, int]](), list[int]()
-    for start, end in intervals:
-        while busy and busy[0][0] <= start:
-            heappush(free, heappop(busy)[1])
-        lane = heappop(free) if free else len(busy)
-        heappush(busy, (end, lane))
-        taken.append(lane)
-    return taken
 
 
 def forwards(trace: Trace) -> list[Span]:
@@ -385,56 +331,6 @@ def forwards(trace: Trace) -> list[Span]:
 
 def _covered(spans: Iterable[Span]) -> int:
     return sum(end - start for start, end in merged((s.start, s.end) for s in spans))
-
-
-def wasted(trace: Trace) -> list[Span]:
-    """Return the cancelled spans, and the draft spans none of whose tokens was accepted.
-
-    A `glue` span counts unless a branch after it was taken. While the run is in progress, a draft
-    without a decision does not count yet.
-    """
-    judged = {d.draft_span for d in trace.decisions}
-    useful = {d.draft_span for d in trace.decisions if d.outcome == "accepted"} | useful_glue(trace)
-
-    def lost(span: Span) -> bool:
-        if span.outcome == "cancelled":
-            return True
-        leader = span.id - span.rank  # decisions name the leader's span
-        undecided = trace.footer is None and leader not in judged
-        return span.kind in DRAFTS and leader not in useful and not undecided
-
-    return [s for s in trace.spans if lost(s)]
-
-
-def useful_glue(trace: Trace) -> set[int]:
-    """Return the ids of the `glue` spans of rounds in which a branch was taken."""
-    rounds = joined(trace)
-    return {s.id for s in trace.spans if s.kind == "glue" and rounds.of(s).taken}
-
-
-def preempted(trace: Trace) -> list[Span]:
-    """Return the spans that were cancelled because a draft was wrong or the text ended.
-
-    Spans cancelled because the run was stopped or failed are not among them.
-    """
-    turn = max((c.step for c in trace.commits if c.origin != "accepted"), default=0)
-    cancelled = (s for s in trace.spans if s.outcome == "cancelled")
-    return [s for s in cancelled if trace.status == "done" or s.step <= turn]
-
-
-def scoring(trace: Trace) -> list[Span]:
-    """Return the target's forwards that score drafts, of several ranks the leader's."""
-    return [s for s in trace.spans if side(s) == "target" and s.kind in SCORES and s.rank == 0]
-
-
-def sp_degree(trace: Trace) -> int:
-    spans = [s for s in scoring(trace) if s.end > s.start]
-    edges = [(time, n) for s in spans for time, n in ((s.start, 1), (s.end, -1))]
-    most = now = 0
-    for _, change in sorted(edges):  # at the same time, ends sort before starts
-        now += change
-        most = max(most, now)
-    return most
 
 
 def decoding_clock(trace: Trace) -> Clock:

@@ -13,7 +13,7 @@ from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specscope.engine.errors import UsageError
-from specscope.traces.facts import waiting
+from specscope.traces.facts import fates, waiting
 from specscope.traces.facts.comparable import conditions, differences
 from specscope.traces.facts.imported import NO_TOKEN, is_foreign, is_timed
 from specscope.traces.facts.joined import joined
@@ -249,7 +249,7 @@ def diff(first: Trace, second: Trace) -> Diff:
         tuple(zip(*own, strict=False)),
         tuple((t, bisect_right(sorted(until[0]), t), bisect_right(sorted(until[1]), t)) for t in moments),
         _first_difference(first, second),
-        (waiting.prefilled(first, before=True), waiting.prefilled(second, before=True)),
+        (fates.prefilled(first, before=True), fates.prefilled(second, before=True)),
     )
 
 
@@ -289,7 +289,7 @@ def _parts(trace: Trace) -> dict[str, dict[tuple[bool, str], int]]:
         device: {(False, kind): time for kind, time in kinds.items()}
         for device, kinds in waiting.work(trace).items()
     }
-    for wait in waiting.waits(trace):
+    for wait in waiting.timeline(trace).waits:
         times = parts[wait.device]
         times[True, wait.reason] = times.get((True, wait.reason), 0) + wait.end - wait.start
     return parts

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specscope.engine.checkpoints.forms import model_name
 from specscope.traces.facts import counted
 from specscope.traces.facts.counted import JOINT
+from specscope.traces.facts.fates import of_prefill
 from specscope.traces.facts.imported import is_foreign, origin
 from specscope.traces.facts.settings import config_text
-from specscope.traces.facts.waiting import decode_window, of_prefill
+from specscope.traces.facts.waiting import decode_window
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator

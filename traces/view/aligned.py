@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from specscope.traces.facts.imported import NO_TOKEN, is_timed
-from specscope.traces.view.tokens import NumberedView, commit_view
 
 if TYPE_CHECKING:
-    from specscope.engine.trace.events import Commit, Header
-    from specscope.engine.trace.trace import Trace
-    from specscope.traces.facts.waiting import Clock
+    from specscope.engine.trace.events import Header
 
 
 class RowView(TypedDict):
@@ -29,49 +25,26 @@ class RowView(TypedDict):
 class AlignedView(TypedDict):
     """A sequence of the reference run, which is the first one shown, and the runs beside it."""
 
-    rows: list[RowView]
+    rows: Sequence[RowView]
 
 
-class PartRow(RowView):
-    """A run beside the reference run, in a window of time of the reference run."""
+class TextOutput(Protocol):
+    """What a run wrote: a trace, or a part of a stored one."""
 
-    length: int
-    before: float
-    """When the token before the first one was committed; 0 if there is none."""
-    tokens: list[NumberedView]
+    @property
+    def header(self) -> Header: ...
 
-
-class AlignedPart(TypedDict):
-    """The tokens that the reference run commits in a window, and the same tokens of the others."""
-
-    first: int
-    """Number of the sequence's tokens before the window."""
-    inside: int
-    """Tokens of the reference run in the window; the rows have the first of them."""
-    rows: list[PartRow]
+    def token_ids(self, sequence: int, /) -> list[int]: ...
 
 
-class AlignedOutput(NamedTuple):
-    """A run's header, and the ids of the tokens of one of its sequences."""
-
-    header: Header
-    ids: Callable[[int], Sequence[int]]
-
-
-def aligned(traces: Sequence[Trace]) -> list[AlignedView]:
-    if len(traces) < 2:
+def aligned(runs: Sequence[TextOutput]) -> list[AlignedView]:
+    if len(runs) < 2:
         return []
-    outputs = [AlignedOutput(trace.header, trace.token_ids) for trace in traces]
-    return [
-        {"rows": aligned_rows(outputs, sequence)} for sequence in range(len(outputs[0].header.prompt_ids))
-    ]
+    sequences = range(len(runs[0].header.prompt_ids))
+    return [{"rows": [_row(run, runs[0], sequence) for run in runs]} for sequence in sequences]
 
 
-def aligned_rows(outputs: Sequence[AlignedOutput], sequence: int) -> list[RowView]:
-    return [_row(output, outputs[0], sequence) for output in outputs]
-
-
-def _row(output: AlignedOutput, reference: AlignedOutput, sequence: int) -> RowView:
+def _row(output: TextOutput, reference: TextOutput, sequence: int) -> RowView:
     def refused(reason: str) -> RowView:
         return {"sequence": -1, "same": 0, "reason": reason}
 
@@ -81,7 +54,7 @@ def _row(output: AlignedOutput, reference: AlignedOutput, sequence: int) -> RowV
     if prompt not in prompts:
         return refused("another prompt")
     own = sequence if output is reference else prompts.index(prompt)
-    ours, theirs = output.ids(own), reference.ids(sequence)
+    ours, theirs = output.token_ids(own), reference.token_ids(sequence)
     if NO_TOKEN in ours or NO_TOKEN in theirs:
         return refused("its token ids are unknown")
     same = equal_tokens(ours, theirs)
@@ -91,11 +64,5 @@ def _row(output: AlignedOutput, reference: AlignedOutput, sequence: int) -> RowV
 
 
 def equal_tokens(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    pairs = zip(ours, theirs, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def aligned_tokens(commits: Sequence[tuple[int, Commit]], clock: Clock) -> list[NumberedView]:
-    return [
-        {"index": index, **commit_view(commit, commit.text, clock(commit.time))} for index, commit in commits
-    ]
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((i for i, (own, other) in pairs if own != other), min(len(ours), len(theirs)))

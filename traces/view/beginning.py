@@ -1,23 +1,16 @@
-"""A report that draws only the first spans; its figures are those of whole runs."""
+"""The beginning of runs: their rows until a time."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from specscope.engine.trace.events import LISTS
-from specscope.traces.facts.waiting import timeline, working_devices
-from specscope.traces.view import all_sections
-from specscope.traces.view.aligned import aligned
-from specscope.traces.view.document import RunView, ViewDocument, sections
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specscope.engine.trace.trace import Trace
-
-WHOLE = ("headline", "note")
-"""Of the whole run, as sums over its rows are."""
 
 
 def beginning(trace: Trace, end: int) -> Trace:
@@ -38,18 +31,3 @@ def end_of(traces: Sequence[Trace], spans: int) -> int:
     """Return the time until which the runs have about so many spans together."""
     ends = sorted(span.end for trace in traces for span in trace.spans)
     return ends[min(spans, len(ends)) - 1] if ends else 0
-
-
-def of_beginning(
-    document: ViewDocument, traces: Sequence[Trace], end: int, *, redact_prompt: bool
-) -> ViewDocument:
-    """Return the document of these runs with the rows until `end` only."""
-    cuts = [beginning(trace, end) for trace in traces]
-    whole = [name for name, section in all_sections().items() if section.need == "sums"]
-    runs = list[RunView]()
-    for run, trace, cut in zip(document["runs"], traces, cuts, strict=True):
-        found = cast("dict[str, Any]", sections(cut, timeline(cut), redact_prompt, working_devices(trace)))
-        kept = {name: cast("dict[str, Any]", run)[name] for name in (*WHOLE, *whole)}
-        runs.append(cast("RunView", {**run, **found, **kept}))
-    axis = document["axis"] | {"max": max((run["to"] for run in runs), default=0.0)}
-    return cast("ViewDocument", {**document, "axis": axis, "aligned": aligned(cuts), "runs": runs})

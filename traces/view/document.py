@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from specscope.engine.errors import SpecScopeError
-from specscope.engine.methods import METHODS
-from specscope.traces.facts.comparable import batch_size, drafts, other_load
-from specscope.traces.facts.imported import is_timed, origin, with_unknown
+from specscope.traces.facts.comparable import batch_size
+from specscope.traces.facts.imported import origin, with_unknown
 from specscope.traces.facts.metrics import Metrics, measure, speedup
 from specscope.traces.facts.places import has_trees
-from specscope.traces.facts.settings import config_text, drafter_text, planned_text, policy_text, shown_config
 from specscope.traces.facts.waiting import Timeline, decoding_clock, timeline, working_devices
 from specscope.traces.judge.race import Racer, Spread, race_line, racers_of, spread, winners
 from specscope.traces.judge.verdict import RunVerdict, verdict
 from specscope.traces.view import Rows, all_sections
 from specscope.traces.view.aligned import AlignedView, aligned, equal_tokens
 from specscope.traces.view.audit import AuditView
+from specscope.traces.view.beginning import beginning, end_of
 from specscope.traces.view.best import BestView, best_view
-from specscope.traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
+from specscope.traces.view.figures import FigureView, figure_rows, figure_texts
+from specscope.traces.view.heading import Heading, heading, note, said
 from specscope.traces.view.ngrams import CopyView
 from specscope.traces.view.tokens import GhostView, TokenView, committed, ghosts
 from specscope.traces.view.tracks import (
@@ -50,32 +50,6 @@ class IdentityView(TypedDict):
     """Index of the first difference; null if there is none."""
     length: int
     final: bool
-
-
-class Heading(TypedDict):
-    """What a run is called and how it went."""
-
-    id: str
-    title: str
-    config: str
-    drafter: str
-    planned: str
-    badge: str
-    virtual: bool
-    lossy: str
-    """A sentence if the run is lossy, else empty."""
-    status: str
-    error: str
-    reasons: list[str]
-    prompts: list[str]
-    redacted: bool
-    greedy: bool
-    imported: bool
-    """Whether another engine or program made the run, by an unknown rule of acceptance."""
-    busy: str
-    """A sentence if other programs loaded the machine during the run, else empty."""
-    timed: bool
-    """Whether the times are facts; if not, all of them are 0."""
 
 
 Extent = TypedDict("Extent", {"from": float, "to": float})
@@ -156,7 +130,11 @@ class ViewDocument(DocumentFrame):
 
 
 def view_model(
-    traces: Sequence[Trace], passes: Sequence[Sequence[Trace]] = (), *, redact_prompt: bool = False
+    traces: Sequence[Trace],
+    passes: Sequence[Sequence[Trace]] = (),
+    *,
+    redact_prompt: bool = False,
+    spans: int | None = None,
 ) -> ViewDocument:
     """Return the document of these runs, as plain JSON values.
 
@@ -166,6 +144,8 @@ def view_model(
             repeated.
         redact_prompt: Leave out the prompts, the texts in settings, and lost drafts that were
             copied from either.
+        spans: Draw only the beginning of the runs, which has about so many spans; the figures stay
+            those of whole runs.
     """
     traces = [with_unknown(trace) for trace in traces]
     timelines = [timeline(t) for t in traces]
@@ -174,6 +154,11 @@ def view_model(
     measured = [_mean_speed(m, racer) for m, racer in zip(measured, racers, strict=True)]
     spreads = [spread(passes[i]) if passes else None for i in range(len(traces))]
     drawn = [sections(trace, known, redact_prompt) for trace, known in zip(traces, timelines, strict=True)]
+    shown = traces
+    if spans is not None:
+        end = end_of(traces, spans)
+        shown = [beginning(trace, end) for trace in traces]
+        drawn = [_begun(*run, redact_prompt) for run in zip(drawn, traces, shown, strict=True)]
     runs: list[RunView] = [
         {
             **heading(trace, redact_prompt),
@@ -192,10 +177,18 @@ def view_model(
     return {
         **frame(runs, _state(traces)),
         "figures": figure_rows(batches=any(run["batch"] > 1 for run in runs)),
-        "aligned": aligned(traces),
+        "aligned": aligned(shown),
         "race": race_line(racers),
         "runs": runs,
     }
+
+
+def _begun(whole: Sections, trace: Trace, cut: Trace, redact_prompt: bool) -> Sections:
+    """Return the sections of a run's beginning, with what the whole one sums up."""
+    sums = [name for name, section in all_sections().items() if section.need == "sums"]
+    kept = {name: cast("dict[str, Any]", whole)[name] for name in ("headline", "note", *sums)}
+    begun = sections(cut, timeline(cut), redact_prompt, working_devices(trace))
+    return cast("Sections", {**begun, **kept})
 
 
 def frame(runs: Sequence[Mapping[str, Any]], state: str) -> DocumentFrame:
@@ -214,33 +207,6 @@ def _state(traces: Sequence[Trace]) -> str:
     if not traces:
         return "empty"
     return "live" if any(t.status == "running" for t in traces) else "ready"
-
-
-def heading(trace: Trace, redact_prompt: bool) -> Heading:
-    header, footer, found = trace.header, trace.footer, origin(trace.header)
-    return {
-        "id": header.run_id,
-        "title": header.title,
-        "config": " · ".join(
-            filter(
-                None, (config_text(header.method, shown_config(header, redact_prompt)), policy_text(header))
-            )
-        ),
-        "drafter": drafter_text(header),
-        "planned": planned_text(header),
-        "badge": header.clock,
-        "virtual": header.virtual,
-        "lossy": "" if header.lossless else LOSSY,
-        "status": trace.status,
-        "error": footer.error if footer else "",
-        "reasons": list(footer.reasons) if footer else [],
-        "prompts": [] if redact_prompt else list(header.prompts),
-        "redacted": redact_prompt,
-        "greedy": header.sampling.get("temperature") == 0,
-        "imported": found is not None and not (found.recorded and _has_rule(trace)),
-        "busy": load.warning if (load := other_load(trace)) else "",
-        "timed": is_timed(header) and not trace.windows,
-    }
 
 
 def sections(
@@ -280,7 +246,7 @@ def sections(
         "ghosts": lost,
         "pieces": _pieces(trace, [*tokens, *lost], views),
         "rounds": judged,
-        "note": " ".join(filter(None, (_note(trace), _faults(failed), _said(trace)))),
+        "note": " ".join(filter(None, (note(trace), _faults(failed), said(trace)))),
     }
     return cast("Sections", {**drawn, **views})
 
@@ -303,37 +269,6 @@ def _pieces(trace: Trace, rows: Iterable[TokenView | GhostView], views: Mapping[
     ids = {token for row in rows for top in (row.get("top_p", ()), row.get("top_q", ())) for token, _ in top}
     ids.update(*(section.tokens(views[name]) for name, section in all_sections().items()))
     return {str(i): trace.pieces[i] for i in sorted(ids) if i in trace.pieces}
-
-
-def _said(trace: Trace) -> str:
-    """Return what the header tells of the models, as one sentence."""
-    note = trace.header.environment.get("note")
-    return f"{note}." if isinstance(note, str) and note else ""
-
-
-def _note(trace: Trace) -> str:
-    """Return why nothing was drafted, or what is unknown of an imported run; else nothing."""
-    found = origin(trace.header)
-    if found and (found.sentence or not found.recorded):
-        return found.sentence
-    if drafts(trace) or (trace.status == "running" and not trace.rounds):
-        return ""
-    if not trace.rounds:
-        return "no drafts in this run: it ended before its first round"
-    method = METHODS.get(trace.header.method)
-    if method and method.baseline:
-        return "no drafts in this run: the method has no drafter, every token is one target forward"
-    if method and "drafter" not in method.uses:
-        return "no drafts in this run: the method found none to make, every round was a plain target forward"
-    if found:
-        return "no drafts in this run: every round was a plain target forward"
-    if not trace.header.drafter_path and "head" not in trace.header.environment:
-        return "no drafts in this run: speculation inactive because no drafter was given"
-    return "no drafts in this run: speculation inactive because every round was a plain target forward"
-
-
-def _has_rule(trace: Trace) -> bool:
-    return any(d.rule for d in trace.decisions)
 
 
 def _mean_speed(metrics: Metrics, racer: Racer) -> Metrics:

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import numpy as np
 
 from specscope.engine.trace.events import Mode, SpanKind, SpanOutcome
-from specscope.traces.facts.waiting import JUDGED, Timeline, lanes, timeline, working_devices
+from specscope.traces.facts.fates import JUDGED
+from specscope.traces.facts.intervals import lanes
+from specscope.traces.facts.waiting import Timeline, timeline, working_devices
 from specscope.traces.view import all_sections
-from specscope.traces.view.document import frame, heading, sections
+from specscope.traces.view.aligned import aligned
+from specscope.traces.view.document import frame, sections
+from specscope.traces.view.heading import heading
 from specscope.traces.view.packed import numeric, packed_run
 from specscope.traces.view.tracks import (
     band,
@@ -29,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.database.long import Extent, Numbers, RangeRows, SpanTable
+    from specscope.traces.database.long import Extent, Numbers, RangeRows, SpanTable, StoredOutput
+    from specscope.traces.view.aligned import RowView
 
 KINDS = get_args(SpanKind)
 OUTCOMES, MODES = (get_args(get_args(names)[1]) for names in (SpanOutcome, Mode))
@@ -38,8 +43,19 @@ STEPPED = ("tokens", "ghosts", "rounds")
 """Lists beside the sections whose rows have a step; they are cut to the range, too."""
 
 
-def long_document(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {**frame(runs, "ready"), "runs": runs}
+def long_document(runs: Sequence[Mapping[str, Any]], outputs: Sequence[StoredOutput]) -> dict[str, Any]:
+    """Return the document of packed runs.
+
+    `outputs` are theirs; `length` is the number of tokens of an aligned sequence. Without outputs,
+    no runs are aligned.
+    """
+
+    def sized(rows: Sequence[RowView]) -> list[dict[str, Any]]:
+        pairs = zip(rows, outputs, strict=True)
+        return [{**row, "length": len(written.token_ids(row["sequence"]))} for row, written in pairs]
+
+    groups = [{"rows": sized(group["rows"])} for group in aligned(outputs)]
+    return {**frame(runs, "ready"), "aligned": groups, "runs": runs}
 
 
 def long_run(

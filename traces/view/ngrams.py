@@ -57,20 +57,12 @@ def _ids(rows: Iterable[NgramsView]) -> Iterator[int]:
 def ngrams(trace: Trace) -> list[NgramsView]:
     clock = decoding_clock(trace)
     judged = [(p, joined(trace).of(p)) for p in trace.pooled]
-    return [
-        {
-            "sequence": p.sequence,
-            "step": p.step,
-            "t": clock(one.round.time),
-            "model": p.model,
-            "window": [list(level) for level in p.window],
-            "tried": [{"ids": list(gram), "accepted": _accepted(gram, one.nodes)} for gram in p.tried],
-            "gained": [list(gram) for gram in p.gained],
-            "size": p.size,
-        }
-        for p, one in judged
-        if one.round
-    ]
+    found = list[NgramsView]()
+    for p, one in judged:
+        if one.round:
+            tried = [{"ids": gram, "accepted": _accepted(gram, one.nodes)} for gram in p.tried]
+            found.append(row_of(NgramsView, p, t=clock(one.round.time), tried=tried))
+    return found
 
 
 def _accepted(gram: Sequence[int], nodes: dict[int, Decision]) -> int:

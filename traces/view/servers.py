@@ -11,7 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, TypedDict
 
-from specscope.traces.facts.waiting import decoding_clock, preempted, scoring
+from specscope.traces.facts.fates import preempted, scoring
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import section
 from specscope.traces.view.tracks import span_fates
 

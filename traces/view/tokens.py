@@ -54,15 +54,10 @@ class CommitView(TypedDict):
     t: float
 
 
-class NumberedView(CommitView):
-    """A committed token of a part."""
-
-    index: int
-
-
-class TokenView(DecisionView, NumberedView):
+class TokenView(DecisionView, CommitView):
     """A committed token with its decision."""
 
+    index: int
     gap: float
     """Time since the sequence's commit before it; tokens committed together have the same gap."""
 

@@ -15,10 +15,12 @@ from specscope.engine.run.policies import MINEDRAFT
 from specscope.engine.trace.events import DRAFTS, Span
 from specscope.engine.trace.header import SERVER
 from specscope.traces.facts import waiting
+from specscope.traces.facts.fates import JUDGED, useful_glue
 from specscope.traces.facts.imported import SPANS_OF_DRAFTS, origin
+from specscope.traces.facts.intervals import lanes
 from specscope.traces.facts.metrics import measured_occupancy
 from specscope.traces.facts.requests import load_of, requests
-from specscope.traces.facts.waiting import JUDGED, decoding_clock, lanes, useful_glue, working_devices
+from specscope.traces.facts.waiting import decoding_clock, working_devices
 from specscope.traces.view import columns_of, row_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ import json
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from urllib.parse import parse_qs
 
 import pytest
 from playwright.sync_api import expect
@@ -30,9 +29,8 @@ MOUNT = """async ([text, fragment]) => {
     const hold = new Promise((go) => { window.release = go; });
     const source = {
         spans: (run) => get("spans", run),
-        rounds: async (...asked) => { const found = await get("rounds", ...asked); await window.late; return found; },
+        rounds: (...asked) => get("rounds", ...asked),
         whole: async () => { await hold; return get("whole"); },
-        aligned: (query) => get("aligned", query),
     };
     window.view = SpecScope.mount(root, JSON.parse(text), { source, fragment });
 }"""
@@ -44,14 +42,8 @@ def serving(file, answers, traces):
     with Store(file) as store:
         store.insert(*traces)
         server = long.LongRuns(SimpleNamespace(store=store, find=lambda _: None))
-
-        def align(query):
-            asked = {name: values[0] for name, values in parse_qs(query).items()}
-            low, high = float(asked["low"]), float(asked["high"])
-            return server.aligned(asked["runs"], int(asked["sequence"]), low, high)
-
         whole, before = packed(view_model(traces[:1])), dict(answers)
-        answers.update(spans=server.spans, rounds=server.rounds, aligned=align, whole=lambda: whole)
+        answers.update(spans=server.spans, rounds=server.rounds, whole=lambda: whole)
         yield server
         answers.update(before)
 
@@ -165,20 +157,24 @@ def test_two_long_runs_are_compared_token_by_token_in_the_window(long_page, trac
     mounted(page, opening)
     view = page.get_by_role("region", name="Token by token")
     expect(view).to_contain_text(f"Tokens 1 to 600 of {TOKENS}: those that PEARL", timeout=PATIENCE)
-    page.evaluate("() => { window.late = new Promise((arrive) => { window.arrive = arrive; }); }")
-    low, high = zoomed(page, 5)
+    plot, card = view.get_by_role("group", name="Tokens of all runs by position"), page.locator(".ss-float")
+    plot.focus()
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
     tokens = view_model(traces[:1])["runs"][0]["tokens"]
+    expect(card).to_contain_text(f"position{tokens[599]['position']}")
+    expect(card).to_contain_text("target, top 5")
+    page.keyboard.press("Escape")
+    low, high = zoomed(page, 5)
     inside = [token["index"] + 1 for token in tokens if low <= token["t"] <= high]
     expect(view).to_contain_text(f"Tokens {inside[0]} to {inside[-1]} of {TOKENS}", timeout=PATIENCE)
-    view.get_by_role("group", name="Tokens of all runs by position").focus()
+    plot.blur()
+    plot.focus()
     page.keyboard.press("ArrowDown")
     status = view.get_by_role("status")
     expect(status).to_contain_text(f"Token {inside[0]}, ")
     expect(status).to_contain_text("5.00 ms behind PEARL")
-    loaded = page.locator(".ss-pane .ss-message").first
-    before = loaded.inner_text()
-    page.evaluate("arrive(window.late = undefined)")
-    expect(loaded).not_to_have_text(before, timeout=PATIENCE)
+    page.evaluate("view.seek(0)")
     expect(status).to_contain_text("5.00 ms behind PEARL")
     zoomed(page, 1)
     expect(status).to_contain_text("Point at a token", timeout=PATIENCE)
