@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from specscope.engine.bounds import check_stops
 from specscope.engine.errors import UsageError, named_fields, shown
+from specscope.engine.schema import bounds, number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     import numpy as np
 
@@ -42,10 +43,9 @@ def check_range(
         return
     too_low = value <= low if exclusive else value < low
     if value != value or too_low or (high is not None and value > high):
-        bounds = f"more than {number(low)}" if exclusive else f"at least {number(low)}"
-        most = "" if high is None else f" and at most {number(high)}"
+        allowed = bounds(low, high, "more than" if exclusive else "at least")
         special = f", or 0 ({zero})" if zero else ""
-        raise UsageError(f"{name} is {number(value)}; it must be {bounds}{most}{special}", name)
+        raise UsageError(f"{name} is {number(value)}; it must be {allowed}{special}", name)
 
 
 def whole(name: str, value: Any, low: float, high: float | None = None) -> int:
@@ -56,9 +56,10 @@ def whole(name: str, value: Any, low: float, high: float | None = None) -> int:
     return int(value)
 
 
-def number(value: float) -> str:
-    """Return a number as a message shows it: all digits of an integer, up to a limit."""
-    return f"{value:g}" if isinstance(value, float) else shown(value)
+def check_choice(what: str, value: object, known: Collection[str], setting: str = "") -> None:
+    """Raise UsageError unless a value is one of those known; the message begins with `what`."""
+    if value not in known:
+        raise UsageError(f"{what}; choose one of {', '.join(known)}", setting)
 
 
 def check_text(name: str, text: str) -> None:

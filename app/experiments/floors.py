@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from specscope.engine.errors import UsageError, plain_name, shown
 from specscope.engine.files import parse_json, read_text
+from specscope.engine.schema import Range, fits
 from specscope.engine.trace.trace import Trace
 from specscope.traces.facts.comparable import conditions
 
@@ -26,6 +28,7 @@ FIGURES = {
     "tokens_per_target_forward": "tokens per target forward",
 }
 """Figures that are compared with an earlier comparison: ratios, which no absolute time enters."""
+_Figure = Annotated[float, Range(0, sys.float_info.max)]
 _SAME = ("models", "runtime", "profile", "prompts")
 _OWN = frozenset({"target", "drafter", "machine", "threads"})
 """Conditions that may differ: paths, whose names are in `models`, and the machine of CI."""
@@ -139,13 +142,9 @@ def _figures(given: Mapping[str, Any]) -> dict[str, Any]:
     found = dict[str, Any]()
     for name in FIGURES:
         value = given.get(name)
-        if value is not None:
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{name} is {shown(value)}")
-            value = float(value)
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"{name} is {value}")
-        found[name] = value
+        if not fits(value, _Figure | None):
+            raise ValueError(f"{name} is {shown(value)}")
+        found[name] = value if value is None else float(value)
     return {**found, "equal_to_autoregressive": given.get("equal_to_autoregressive") is True}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specscope.app.jobs.service import Service
-from specscope.app.jobs.stored import store_of
+from specscope.app.jobs.stored import MAX_COMPARED, store_of
 from specscope.engine.errors import UsageError
 from specscope.traces.database.long import Extent
 from specscope.traces.database.store import Store
@@ -50,8 +50,8 @@ class LongRuns:
         sizes = long_runs(store, ids)
         if store is None or sizes is None:
             return None
-        if len(ids) > MOST_RUNS:
-            raise UsageError(f"more than {MOST_RUNS} runs are requested; choose fewer")
+        if len(ids) > MAX_COMPARED:
+            raise UsageError(f"more than {MAX_COMPARED} runs are requested; choose fewer")
         share = max(1, OPENING // len(ids))
         runs = (
             long_run(size, store.opening(run, size, share), *store.columns(run, size))

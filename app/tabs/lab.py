@@ -36,7 +36,7 @@ from specscope.engine.errors import SpecScopeError, UsageError, shown
 from specscope.engine.methods import METHODS, Setting
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.trace.trace import Trace
-from specscope.engine.types import Limits, check_range
+from specscope.engine.types import Limits, check_choice, check_range
 from specscope.traces.lab.axes import (
     ACCEPTANCE,
     DRAFTER,
@@ -174,8 +174,7 @@ def request_of(
     models: str, methods: Sequence[str], prompts: Sequence[str], limits: Limits, profile: str, pair: str
 ) -> RunRequest:
     """Return what all runs of an experiment share; refuse what the models cannot run."""
-    if models not in pairs.NAMES:
-        raise UsageError(f"there are no models {shown(models)}; choose one of {', '.join(pairs.NAMES)}")
+    check_choice(f"there are no models {shown(models)}", models, pairs.NAMES)
     for method in (METHODS[key] for key in methods):
         if lacking := pairs.lacks(models, method.layout(method.configure({}))):
             raise UsageError(

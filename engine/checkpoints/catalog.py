@@ -22,7 +22,7 @@ from specscope.engine.checkpoints.progress import Progress, Report, ignore, mega
 from specscope.engine.environment import command, variables
 from specscope.engine.errors import ModelError, RunCancelled, UsageError, one_line, shown
 from specscope.engine.files import cache_folder
-from specscope.engine.types import MOST_DRAFTERS, drafter_key
+from specscope.engine.types import MOST_DRAFTERS, check_choice, drafter_key
 
 TOY = "bundled"
 PAIRS = Path(__file__).resolve().parents[2] / "assets" / "pairs"
@@ -97,8 +97,7 @@ def opening() -> str:
 
 
 def find(name: str) -> Entry:
-    if name not in CATALOG:
-        raise UsageError(f"there is no model {shown(name)}; choose one of {', '.join(CATALOG)}")
+    check_choice(f"there is no model {shown(name)}", name, CATALOG)
     return CATALOG[name]
 
 

@@ -18,7 +18,7 @@ from specscope.engine.checkpoints.tokenizer import check_same, check_template, l
 from specscope.engine.errors import ModelError, PairError, UsageError, one_line
 from specscope.engine.model.fields import end_ids
 from specscope.engine.model.shape import context_of
-from specscope.engine.types import MOST_DRAFTERS, check_text, drafter_key
+from specscope.engine.types import MOST_DRAFTERS, check_choice, check_text, drafter_key
 
 ROLES = ("system", "user", "assistant")
 
@@ -68,8 +68,7 @@ class Pair:
             if catalog.PAIRS.is_dir()
             else []
         )
-        if name not in (names := sorted({*bundled, *catalog.CATALOG})):
-            raise UsageError(f"there is no pair {name!r}; choose one of {', '.join(names)}")
+        check_choice(f"there is no pair {name!r}", name, sorted({*bundled, *catalog.CATALOG}))
         if name in bundled:
             models = [catalog.PAIRS / name / "target", *catalog.stored_drafters(name)]
         else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.engine.environment import processor
 from specscope.engine.errors import UsageError, shown
-from specscope.engine.types import check_range, whole
+from specscope.engine.types import check_choice, check_range, whole
 
 if TYPE_CHECKING:
     import torch
@@ -75,8 +75,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for option, names in (("runtime", RUNTIMES), ("forward", FORWARDS), ("dtype", DTYPES)):
-            if (value := getattr(self, option)) not in names:
-                raise UsageError(f"there is no {option} {value!r}; choose one of {', '.join(names)}")
+            value = getattr(self, option)
+            check_choice(f"there is no {option} {value!r}", value, names)
         whole("threads", self.threads, 1, os.cpu_count() or 1)
         for name in ("tp", "drafter_tp"):
             whole(name, getattr(self, name), -inf)  # `check_devices` knows the range

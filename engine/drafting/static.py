@@ -5,17 +5,20 @@ from __future__ import annotations
 import reprlib
 import tomllib
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from specscope.engine.drafting.tree import Static
 from specscope.engine.errors import UsageError, one_line
 from specscope.engine.files import parse_json, read_text
+from specscope.engine.schema import Range, fits
 
 FOLDER = Path(__file__).parents[2] / "assets" / "trees"
 MOST_NODES = 64
 """Nodes per tree; the target's forward has one row more."""
 _LONGEST = 1 << 20
+_Rank = Annotated[int, Range(0, inf)]
 
 
 def trees() -> list[str]:
@@ -74,13 +77,13 @@ def _inline(text: str) -> Static:
 
 def parse(paths: Any) -> Static:
     """Return the tree of paths: lists of ranks, [0, 2] for the third child of the first child."""
-    if not isinstance(paths, list) or not paths or not all(map(_is_path, paths)):  # pyright: ignore[reportUnknownArgumentType]
+    if not paths or not fits(paths, list[list[_Rank]]) or not all(paths):
         raise UsageError(
             "paths must be a list of nodes, each a list of ranks from 0, such as [[0], [1], [0, 0]]"
         )
     if len(paths) > MOST_NODES:
         raise UsageError(f"it has {len(paths)} nodes; there must be at least 1 and at most {MOST_NODES}")
-    nodes: list[tuple[int, ...]] = [tuple(int(rank) for rank in path) for path in paths]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    nodes: list[tuple[int, ...]] = [tuple(path) for path in paths]
     known = set(nodes)
     if len(known) < len(nodes):
         twice = next(node for node in nodes if nodes.count(node) > 1)
@@ -96,8 +99,3 @@ def parse(paths: Any) -> Static:
                 f"{reprlib.repr([*node])} has no elder sibling; add {reprlib.repr([*parent, rank - 1])}"
             )
     return Static(tuple(nodes))
-
-
-def _is_path(path: Any) -> bool:
-    ranks: list[Any] = path if isinstance(path, list) else []
-    return bool(ranks) and all(isinstance(r, int) and not isinstance(r, bool) and r >= 0 for r in ranks)

@@ -9,17 +9,20 @@ target's LM head, unless the head has its own.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import nextafter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 import torch
 
 from specscope.engine.checkpoints.config import is_complete
 from specscope.engine.errors import ModelError, one_line
-from specscope.engine.model.fields import MOST_LAYERS, MOST_POSITIONS, MOST_TOKENS, READ, WHOLE, check_fields
+from specscope.engine.model.fields import MOST_LAYERS, MOST_TOKENS, READ, WHOLE, check_fields, check_value
 from specscope.engine.model.shape import ModelShape, head_dim
+from specscope.engine.schema import Range, Text, fits
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -49,6 +52,15 @@ _LLAMA: dict[str, Any] = {
 MOST = 64
 """Largest number of heads, of layers, of masks, of places, and of target states that are read."""
 _FLAGS = ("own_lm_head", "biased", "qkv_bias", "qk_norm", "own_embedding", "norm_before_residual", "causal")
+_Window = Annotated[int, Range(*WHOLE["sliding_window"])]
+_Scale = Annotated[float, Range(nextafter(0, 1), nextafter(1e6, 0))]
+_Digest: TypeAlias = Text | None
+_OTHERS: Mapping[str, tuple[Any, str]] = dict.fromkeys(_FLAGS, (bool, "")) | {
+    "target": (Text, "the target's name"),
+    "tokenizer": (_Digest, "a SHA-256, or null"),
+    "embedding_scale": (_Scale, "a number above 0 and below 1e6"),
+}
+"""Field that is no whole number -> its type, and what it admits in words of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +124,10 @@ class HeadConfig:
             "vocab_size": (1, MOST_TOKENS),
             "draft_vocab": (0, vocab if type(vocab) is int else MOST_TOKENS),
         }
-        for name, (low, high) in (common | ranges).items():
-            if type(value := getattr(self, name)) is not int or not low <= value <= high:
-                raise ModelError(
-                    f"{name} is {reprlib.repr(value)}; it must be a whole number, at least {low} and at most {high}"
-                )
-        texts = {"target": (str, "the target's name"), "tokenizer": (str | None, "a SHA-256, or null")}
-        for name, (kind, expected) in (dict.fromkeys(_FLAGS, (bool, "true or false")) | texts).items():
-            if not isinstance(value := getattr(self, name), kind):
-                raise ModelError(f"{name} is {reprlib.repr(value)}; it must be {expected}")
-        scale: Any = self.embedding_scale
-        if type(scale) not in (int, float) or not 0 < scale < 1e6:
-            raise ModelError(
-                f"embedding_scale is {reprlib.repr(scale)}; it must be a number above 0 and below 1e6"
-            )
+        for name, ends in (common | ranges).items():
+            check_value(getattr(self, name), Annotated[int, Range(*ends)], name)
+        for name, (hint, expected) in _OTHERS.items():
+            check_value(getattr(self, name), hint, name, expected)
 
     def check_reads_last_state(self) -> None:
         if self.features != (-1,):
@@ -133,8 +135,8 @@ class HeadConfig:
             raise ModelError(f"features is {read}; supported is [-1], the target's last state")
 
     def check_features(self, least: int = 0) -> None:
-        valid = all(type(i) is int and least <= i <= MOST_LAYERS for i in self.features)
-        if not valid or len(self.features) > MOST:
+        layers = tuple[Annotated[int, Range(least, MOST_LAYERS)], ...]
+        if not fits(tuple(self.features), layers) or len(self.features) > MOST:
             raise ModelError(
                 f"features is {reprlib.repr(list(self.features))}; it must hold at most {MOST} whole numbers, "
                 f"at least {least} and at most {MOST_LAYERS}"
@@ -143,8 +145,7 @@ class HeadConfig:
     def layer(self, *, input_norm: bool = False, final_norm: bool = False) -> ModelShape:
         """Return the shape of the head's decoder layers; a ModelError for a wrong `shape`."""
         windows, most = self.windows, MOST if self.block else 1
-        valid = all(type(window) is int and 0 <= window <= MOST_POSITIONS for window in windows)
-        if not valid or not 1 <= len(windows) <= most:
+        if not fits(tuple(windows), tuple[_Window, ...]) or not 1 <= len(windows) <= most:
             raise ModelError(
                 f"windows is {reprlib.repr(list(windows))}; it must hold a whole number for each layer, at least 1 "
                 f"and at most {most} of them"

@@ -21,12 +21,14 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from itertools import product
+from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from specscope.engine.errors import ModelError, plain_name
 from specscope.engine.heads.config import LAYER_FIELDS, MOST, HeadConfig, TensorShapes, layer_shape
-from specscope.engine.model.fields import LAYER_TYPES, READ
+from specscope.engine.model.fields import LAYER_TYPES, READ, check_value
+from specscope.engine.schema import Range, Whole, fits
 
 QKV_BIAS = "layers.0.self_attn.q_proj.bias"
 DFLASH = "hidden_norm.weight"
@@ -100,16 +102,14 @@ def layer_config(
     `deep` heads may have several layers, with a window each.
     """
     file, sizes = path / "config.json", raw.get("transformer_layer_config", raw)
-    if not isinstance(sizes, dict):
-        raise ModelError(f"{file}: transformer_layer_config is {reprlib.repr(sizes)}; it must be an object")
+    check_value(sizes, dict, f"{file}: transformer_layer_config")
     needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
     if missing := [name for name in needed if sizes.get(name) is None]:
         raise ModelError(f"{file} lacks {', '.join(missing)}, which {head} needs")
     if deeper := not deep and [name for name in names if re.match(r"layers\.[1-9]", name)]:
         raise ModelError(f"{path} has {plain_name(deeper[0])}: an EAGLE head has one decoder layer")
     layer_types = sizes.get("layer_types") or []
-    if not isinstance(layer_types, list):
-        raise ModelError(f"{file}: layer_types is {reprlib.repr(layer_types)}; it must be a list")
+    check_value(layer_types, list, f"{file}: layer_types")
     if "sliding_attention" in layer_types and not deep:
         raise ModelError(f"{file}: layer_types holds sliding_attention, which a head cannot have yet")
     left_out = (*_WHOLE_MODEL, *(("layer_types", "sliding_window") if deep else ()))
@@ -135,26 +135,23 @@ def _windows(file: Path, sizes: Mapping[str, Any], layer_types: list[Any]) -> tu
             f"least 1 and at most {MOST} layers must be one of {', '.join(LAYER_TYPES)}"
         )
     window: Any = sizes.get("sliding_window") or 0
-    if "sliding_attention" in kinds and (type(window) is not int or window < 1):
-        raise ModelError(
-            f"{file}: sliding_window is {reprlib.repr(window)}; it must be a whole number of at least 1"
+    if "sliding_attention" in kinds:
+        check_value(
+            window, Annotated[int, Range(1, inf)], f"{file}: sliding_window", "a whole number of at least 1"
         )
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def states_read(file: Path, name: str, ids: Any, offset: int) -> tuple[int, ...]:
     """Return the `HeadConfig.features` that the field `name` of a published config lists."""
-    numbers = isinstance(ids, list) and all(type(i) is int and i + offset >= 0 for i in ids)
-    if not numbers or not ids:
+    if not ids or not fits(ids, list[Annotated[int, Range(-offset, inf)]]):
         raise ModelError(f"{file}: {name} is {reprlib.repr(ids)}; it must be a list of layers")
     return tuple(i + offset for i in ids)
 
 
 def vocab_size(path: Path, raw: Mapping[str, Any]) -> int:
-    if type(vocab := raw.get("vocab_size", 0)) is not int:
-        raise ModelError(
-            f"{path / 'config.json'}: vocab_size is {reprlib.repr(vocab)}; it must be a whole number of at least 0"
-        )
+    vocab: Any = raw.get("vocab_size", 0)
+    check_value(vocab, Whole, f"{path / 'config.json'}: vocab_size", "a whole number of at least 0")
     return vocab
 
 

@@ -15,7 +15,8 @@ from specscope.engine.drafting.planner import Best, Plan
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.run.run import Run
-from specscope.engine.types import check_range, check_text, number
+from specscope.engine.schema import WORDS, bounds
+from specscope.engine.types import check_choice, check_range, check_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,8 @@ class Setting:
     def parse(self, value: Any) -> Any:
         """Convert a value to the field's type and check it; UsageError if it does not fit."""
         value = self._convert(value)
-        if self.choices and value not in self.choices:
-            raise UsageError(f"{self.name} is {shown(value)}; choose one of {', '.join(self.choices)}")
+        if self.choices:
+            check_choice(f"{self.name} is {shown(value)}", value, self.choices)
         if self.free_text:
             self._check_text(value)
         if self.low is not None:
@@ -151,14 +152,15 @@ class Setting:
     @property
     def allowed(self) -> str:
         """What the value must be, as a message says it."""
-        kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[self.type]
-        bounds = [
-            f"{side} {number(bound)}"
-            for side, bound in (("at least", self.low), ("at most", self.high))
-            if bound is not None and self.type in (int, float)
-        ]
-        special = f", or 0 ({self.auto})" if self.auto else ""
-        return " ".join([kind, *(["of", " and ".join(bounds)] if bounds else [])]) + special
+        low = self.low if self.type in (int, float) else None
+        ends = "" if low is None else f" of {bounds(low, self.high)}"
+        return f"{WORDS[self.type]}{ends}{f', or 0 ({self.auto})' if self.auto else ''}"
+
+
+def settings_of(config: type) -> tuple[Setting, ...]:
+    """Return the fields of a dataclass that are declared by `setting`."""
+    hints, declared = get_type_hints(config), [f for f in dataclasses.fields(config) if f.metadata]
+    return tuple(Setting(f.name, hints[f.name], f.default, **f.metadata) for f in declared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +184,7 @@ class Method:
     """(Config, Situation) -> Config without `auto` values, checked against the cluster."""
 
     def settings(self) -> tuple[Setting, ...]:
-        hints = get_type_hints(self.Config)
-        return tuple(
-            Setting(name=f.name, type=hints[f.name], default=f.default, **f.metadata)
-            for f in dataclasses.fields(self.Config)
-        )
+        return settings_of(self.Config)
 
     @property
     def length(self) -> str:

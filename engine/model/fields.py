@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from specscope.engine.errors import ModelError, plain_name
+from specscope.engine.schema import Range, Text, fits, words
 
 MOST_LAYERS = 1024
 MOST_EXPERTS = 4096
@@ -109,17 +110,23 @@ ROPE_NEEDS = {
 """`rope_type` -> required parameters."""
 _EXPECTED = {
     "architectures": list,
-    "model_type": str,
-    "tokenizer_class": str,
-    "hidden_act": str,
-    "activation_function": str,
-    "hidden_activation": str,
+    "model_type": Text,
+    "tokenizer_class": Text,
+    "hidden_act": Text,
+    "activation_function": Text,
+    "hidden_activation": Text,
     "quantization_config": dict,
     "layer_types": list,
     "no_rope_layers": list,
     "mlp_only_layers": list,
 }
 """Other field -> its type; `specscope.engine.model.shape` checks the values."""
+_NUMBERS = {
+    **{name: Annotated[int, Range(*ends)] for name, ends in WHOLE.items()},
+    **{name: Annotated[float, Range(*ends)] for name, ends in (REAL | SCALING).items()},
+    **dict.fromkeys((*FLAGS, "truncate"), bool),
+}
+"""Number or flag of a config or a rotation -> its type and range."""
 READ = (*WHOLE, *REAL, *FLAGS, *ROPE, "eos_token_id", *_EXPECTED)
 """All fields that are read; transformers receives no other ones."""
 
@@ -134,12 +141,8 @@ def check_fields(fields: Mapping[str, Any], where: object) -> None:
             _check_rope(value, f"{where}: {name}")
         elif name == "eos_token_id":
             end_ids(value, where)
-        elif (kind := _EXPECTED.get(name)) is not None:
-            if not isinstance(value, kind):
-                kind = {list: "a list", str: "a text", dict: "an object"}[kind]
-                raise ModelError(f"{where}: {name} is {reprlib.repr(value)}; it must be {kind}")
         else:
-            _check_plain(name, value, f"{where}: {name}")
+            check_value(value, _EXPECTED.get(name) or _NUMBERS[name], f"{where}: {name}")
     _check_dense(fields.get("mlp_only_layers") or [], where)
     _check_experts(fields, where)
     kinds = fields.get("layer_types") or []
@@ -201,8 +204,7 @@ def check_rotation(rope: Mapping[str, Any], where: object) -> None:
 
 def _check_rope(rope: Any, where: str, *, inner: bool = False) -> None:
     """Check a rotation, or one of each kind of layer; `inner` is one of these."""
-    if not isinstance(rope, dict):
-        raise ModelError(f"{where} is {reprlib.repr(rope)}; it must be an object")
+    check_value(rope, dict, where)
     for name, value in rope.items():
         if isinstance(value, dict) and name in LAYER_TYPES and not inner:
             _check_rope(value, f"{where}.{name}", inner=True)
@@ -213,10 +215,10 @@ def _check_rope(rope: Any, where: str, *, inner: bool = False) -> None:
             )
         if name in FACTORS:
             _check_factors(value, f"{where}.{name}")
-        if name in ("rope_type", "type") and not isinstance(value, str):
-            raise ModelError(f"{where}.{name} is {reprlib.repr(value)}; it must be a text")
-        if value is not None or name in _NEEDED:
-            _check_plain(name, value, f"{where}.{name}")
+        if name in ("rope_type", "type"):
+            check_value(value, Text, f"{where}.{name}")
+        if name in _NUMBERS and (value is not None or name in _NEEDED):
+            check_value(value, _NUMBERS[name], f"{where}.{name}")
 
 
 def _check_factors(values: Any, where: str) -> None:
@@ -225,21 +227,10 @@ def _check_factors(values: Any, where: str) -> None:
             f"{where} is {reprlib.repr(values)}; it must be a list of numbers, one for each pair"
         )
     for value in values:
-        _check_plain("rope_factor", value, where)
+        check_value(value, _NUMBERS["rope_factor"], where)
 
 
-def _check_plain(name: str, value: Any, where: str) -> None:
-    if name in (*FLAGS, "truncate") and not isinstance(value, bool):
-        raise ModelError(f"{where} is {reprlib.repr(value)}; it must be true or false")
-    if name in WHOLE:
-        low, high = WHOLE[name]
-        if type(value) is not int or not low <= value <= high:
-            raise ModelError(
-                f"{where} is {reprlib.repr(value)}; it must be a whole number, at least {low} and at most {high}"
-            )
-    elif name in REAL or name in SCALING:
-        low, high = (REAL | SCALING)[name]
-        if type(value) not in (int, float) or not low <= value <= high:
-            raise ModelError(
-                f"{where} is {reprlib.repr(value)}; it must be a number, at least {low:g} and at most {high:g}"
-            )
+def check_value(value: Any, hint: Any, where: object, expected: str = "") -> None:
+    """Raise ModelError unless a value fits a hint; `expected` says in other words what does."""
+    if not fits(value, hint):
+        raise ModelError(f"{where} is {reprlib.repr(value)}; it must be {expected or words(hint)}")

@@ -26,7 +26,7 @@ from specscope.engine.run.gathering import Gathering
 from specscope.engine.run.lengths import RoundLengths
 from specscope.engine.run.policies import FIXED, MINEDRAFT, POLICIES, with_policy
 from specscope.engine.run.run import Run
-from specscope.engine.types import Draft, Prefix, check_range
+from specscope.engine.types import Draft, Prefix, check_choice, check_range
 from specscope.engine.worker.jobs import Chunk
 
 CHUNK = 256
@@ -48,8 +48,7 @@ class Load:
     policy: str = FIXED
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise UsageError(f"there is no policy {shown(self.policy)}; choose one of {', '.join(POLICIES)}")
+        check_choice(f"there is no policy {shown(self.policy)}", self.policy, POLICIES)
         check_range("batch", self.batch, 1, MOST_SEQUENCES)
         check_range("chunk", self.chunk, 1, 2**20)
         for time in self.arrivals:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from specscope.engine.schema import fits
 from specscope.engine.servers.address import Address, ServerError
 from specscope.engine.servers.counters import Counters, counters, metrics_of
 from specscope.engine.servers.steps import LlamaReader, Reader, VllmReader
-from specscope.engine.trace.ranges import MOST_TOKEN
+from specscope.engine.trace.ranges import NO_TOKEN, TokenId
 
 if TYPE_CHECKING:
     from specscope.engine.types import Limits, Sampling
@@ -119,12 +120,8 @@ def prompt_ids(found: FoundServer, prompt: object) -> tuple[int, ...]:
     if found.kind is not LLAMA or not isinstance(prompt, str):
         return ()
     body = {"content": prompt, "add_special": True, "parse_special": True}
-    ids = found.address.ask("/tokenize", body).get("tokens")
-    return (
-        tuple(ids)
-        if isinstance(ids, list) and all(type(i) is int and 0 <= i <= MOST_TOKEN for i in ids)
-        else ()
-    )
+    ids: Any = found.address.ask("/tokenize", body).get("tokens")
+    return tuple(ids) if fits(ids, list[TokenId]) and NO_TOKEN not in ids else ()
 
 
 def _templated(address: Address, messages: Sequence[Mapping[str, str]]) -> str:

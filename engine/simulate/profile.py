@@ -12,16 +12,28 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from specscope.engine.errors import UsageError, one_line
 from specscope.engine.files import read_text
-from specscope.engine.model.fields import MOST_EXPERT_LAYERS
+from specscope.engine.model.fields import MOST_EXPERT_LAYERS, WHOLE
+from specscope.engine.schema import Range
 from specscope.engine.simulate.grid import Grid
 from specscope.engine.simulate.latency import Latency
-from specscope.engine.simulate.records import MOST_GPUS, check_name, keys, record, records, value
+from specscope.engine.simulate.records import (
+    MOST_GPUS,
+    Delay,
+    Gpus,
+    Positive,
+    check_name,
+    keys,
+    record,
+    records,
+    value,
+)
 from specscope.engine.simulate.roofline import COPIES, SPLITS, WEIGHT_BITS, Hardware, PublishedModel
 from specscope.engine.simulate.shapes import with_card, with_shape
+from specscope.engine.types import check_choice
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
 _LONGEST = 1 << 22
@@ -36,20 +48,20 @@ class ProfilePair:
     source: str
     drafter: str | None = None
     """A model of the profile; None if drafts are copied from the text (EMS-SD with LLMA)."""
-    target_gpus: int | None = None
+    target_gpus: Gpus | None = None
     """GPUs of the target in this pair; by default the model's."""
-    target_speed: float | None = None
+    target_speed: Positive | None = None
     """The target's tokens per second in this pair; by default the model's."""
-    drafter_gpus: int | None = None
-    drafter_speed: float | None = None
-    fuzzy_ms: float | None = None
+    drafter_gpus: Gpus | None = None
+    drafter_speed: Positive | None = None
+    fuzzy_ms: Delay | None = None
     """Milliseconds of the drafter's one-row fuzzy forward at layer-parallel size 4; by default a
     share of its operators is attention."""
-    verify_ms: float | None = None
+    verify_ms: Delay | None = None
     """Milliseconds to forward the few rows of a draft on the target; by default the roofline's."""
-    communicate_ms: float | None = None
+    communicate_ms: Delay | None = None
     """As in `[step]`, which is the default."""
-    sample_ms: float | None = None
+    sample_ms: Delay | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +69,17 @@ class _Place:
     name: str
     role: str
     label: str
-    gpus: int
+    gpus: Gpus
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """Milliseconds of a decoding step besides its forwards."""
 
-    communicate_ms: float
-    sample_ms: float
+    communicate_ms: Delay
+    sample_ms: Delay
     source: str
-    move_ms: float | None = None
+    move_ms: Delay | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +87,24 @@ class _Shape:
     """A `[models.NAME]` table; the fields are documented at `Model`."""
 
     title: str
-    layers: int
-    dim: int
-    ffn: int
-    kv_heads: int
-    vocab: int
+    layers: Annotated[int, Range(*WHOLE["num_hidden_layers"])]
+    dim: Annotated[int, Range(*WHOLE["hidden_size"])]
+    ffn: Annotated[int, Range(*WHOLE["intermediate_size"])]
+    kv_heads: Annotated[int, Range(*WHOLE["num_key_value_heads"])]
+    vocab: Annotated[int, Range(*WHOLE["vocab_size"])]
     dtype: str
     source: str
-    gpus: int = 1
-    speed: float | None = None
-    head_dim: int = 128
+    gpus: Gpus = 1
+    speed: Positive | None = None
+    head_dim: Annotated[int, Range(*WHOLE["head_dim"])] = 128
     gated: bool = True
     split: str = "layers"
     measured: list[list[float]] | None = None
-    heads: int = 0
+    heads: Annotated[int, Range(*WHOLE["num_attention_heads"])] = 0
     tied: bool = False
-    experts: int = 0
-    experts_per_token: int = 1
-    expert_ffn: int = 0
+    experts: Annotated[int, Range(*WHOLE["num_experts"])] = 0
+    experts_per_token: Annotated[int, Range(*WHOLE["num_experts_per_tok"])] = 1
+    expert_ffn: Annotated[int, Range(*WHOLE["moe_intermediate_size"])] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +147,7 @@ class Profile:
     def latency(self, pair: str | None = None) -> Latency:
         """Return the times of a pair, by default of the profile's default pair."""
         key = pair or self.default
-        if key not in self.latencies:
-            raise UsageError(
-                f"the profile {self.name} has no pair {reprlib.repr(key)}; choose one of {', '.join(self.pairs)}"
-            )
+        check_choice(f"the profile {self.name} has no pair {reprlib.repr(key)}", key, self.pairs)
         return self.latencies[key]
 
 
@@ -163,8 +172,7 @@ def profile_of(stem: str, document: Mapping[str, Any]) -> Profile:
     step = record(_Step, value(document["step"], dict, "step"), "step.")
     shapes, pairs = records(_Shape, document, "models", with_shape), records(ProfilePair, document, "pairs")
     places, gpus = _places(document)
-    if head["default"] not in pairs:
-        raise UsageError(f"default is {reprlib.repr(head['default'])}; choose one of {', '.join(pairs)}")
+    check_choice(f"default is {reprlib.repr(head['default'])}", head["default"], pairs)
     models = {name: _model(name, shape) for name, shape in shapes.items()}
     latencies = {
         name: _latency(name, pair, models, hardware, step, len(gpus)) for name, pair in pairs.items()
@@ -200,7 +208,7 @@ def _places(document: Mapping[str, Any]) -> tuple[list[_Place], tuple[str, ...]]
 
 def _gpu_names(gpus: Any) -> tuple[str, ...]:
     if not isinstance(gpus, list):
-        return tuple(f"gpu{i}" for i in range(value(gpus, int, "gpus")))
+        return tuple(f"gpu{i}" for i in range(value(gpus, Gpus, "gpus")))
     if len(gpus) > MOST_GPUS:
         raise UsageError(f"gpus has {len(gpus)} names; there may be at most {MOST_GPUS}")
     return _unique([value(name, str, f"gpus.{i}") for i, name in enumerate(value(gpus, list, "gpus"))])
@@ -224,10 +232,8 @@ def _device_gpu_names(places: list[_Place]) -> Iterator[str]:
 
 def _model(name: str, shape: _Shape) -> PublishedModel:
     for key, choices in (("dtype", tuple(WEIGHT_BITS)), ("split", (*SPLITS, COPIES))):
-        if (chosen := getattr(shape, key)) not in choices:
-            raise UsageError(
-                f"models.{name}.{key} is {reprlib.repr(chosen)}; choose one of {', '.join(choices)}"
-            )
+        chosen = getattr(shape, key)
+        check_choice(f"models.{name}.{key} is {reprlib.repr(chosen)}", chosen, choices)
     _check_experts(f"models.{name}", shape)
     grid = None
     if shape.measured is not None:
@@ -267,8 +273,7 @@ def _latency(
 ) -> Latency:
     def resolve(role: str, name: str, width: int | None, speed: float | None) -> PublishedModel:
         where = f"pairs.{key}.{role}"
-        if name not in models:
-            raise UsageError(f"{where} is {reprlib.repr(name)}; choose one of {', '.join(models)}")
+        check_choice(f"{where} is {reprlib.repr(name)}", name, models)
         model = models[name]
         if role == "target" and model.split == COPIES:
             raise UsageError(f"{where} is {name}, split in copies; only a drafter may be")

@@ -6,52 +6,21 @@ import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
-from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from specscope.engine.errors import UsageError, plain_name
-from specscope.engine.model.fields import WHOLE
+from specscope.engine.schema import Range, plain
 
 Record = TypeVar("Record")
 Table = Mapping[str, Any]
 MOST_GPUS = 1024
 MOST_TABLES = 100
 _LONGEST_TEXT = 1000
-_GPUS, _SPEED, _RATE, _TIME = (1, MOST_GPUS), (1e-3, 1e9), (1e-3, 1e9), (0, 1e6)
-RANGES: dict[str, tuple[float, float]] = {
-    "gpus": _GPUS,
-    "target_gpus": _GPUS,
-    "drafter_gpus": _GPUS,
-    "layers": WHOLE["num_hidden_layers"],
-    "dim": WHOLE["hidden_size"],
-    "ffn": WHOLE["intermediate_size"],
-    "kv_heads": WHOLE["num_key_value_heads"],
-    "vocab": WHOLE["vocab_size"],
-    "head_dim": WHOLE["head_dim"],
-    "heads": WHOLE["num_attention_heads"],
-    "experts": WHOLE["num_experts"],
-    "experts_per_token": WHOLE["num_experts_per_tok"],
-    "expert_ffn": WHOLE["moe_intermediate_size"],
-    "speed": _SPEED,
-    "target_speed": _SPEED,
-    "drafter_speed": _SPEED,
-    "bandwidth_gb_s": _RATE,
-    "link_gb_s": _RATE,
-    "peak_tflops": _RATE,
-    "fp8_tflops": _RATE,
-    "int8_tops": _RATE,
-    "memory_gib": _RATE,
-    "collective_us": (1e-3, 1e9),
-    "hop_us": _TIME,
-    "layer_us": _TIME,
-    "host_us": _TIME,
-    "communicate_ms": _TIME,
-    "sample_ms": _TIME,
-    "move_ms": _TIME,
-    "verify_ms": _TIME,
-    "fuzzy_ms": _TIME,
-}
-"""(least, largest) value of each number by its key; they keep all derived times finite."""
+Gpus = Annotated[int, Range(1, MOST_GPUS)]
+Positive = Annotated[float, Range(1e-3, 1e9)]
+"""A number of any unit that is not 0."""
+Delay = Annotated[float, Range(0, 1e6)]
+"""Micro- or milliseconds."""
 
 
 def record(kind: type[Record], table: Table, where: str) -> Record:
@@ -62,13 +31,13 @@ def record(kind: type[Record], table: Table, where: str) -> Record:
     hints = _hints(kind)
     known = fields(kind)  # pyright: ignore[reportArgumentType] - callers pass dataclasses
     keys(table, {f.name for f in known if f.default is MISSING}, where, {f.name for f in known})
-    return kind(**{key: value(table[key], _plain(hints[key]), where + key) for key in hints if key in table})
+    return kind(**{key: value(table[key], hints[key], where + key) for key in hints if key in table})
 
 
 @cache
 def _hints(kind: type[Any]) -> dict[str, Any]:
     """Return a dataclass's types, cached: a file has many records of a few kinds."""
-    return get_type_hints(kind)
+    return get_type_hints(kind, include_extras=True)
 
 
 def records(
@@ -98,16 +67,16 @@ def keys(table: Table, needed: set[str], where: str, known: set[str]) -> None:
         )
 
 
-def value(content: Any, kind: type[Any], where: str) -> Any:
+def value(content: Any, hint: Any, where: str) -> Any:
+    kind, allowed = plain(hint)
     types = (int, float) if kind is float else kind
     if not isinstance(content, types) or (isinstance(content, bool) and kind is not bool):
         raise UsageError(f"{where} is {reprlib.repr(content)}; it must be of type {kind.__name__}")
-    if kind in (int, float):
-        low, high = RANGES[where.rpartition(".")[2]]
-        if not low <= content <= high:
-            raise UsageError(
-                f"{where} is {reprlib.repr(content)}; it must be at least {low:g} and at most {high:g}"
-            )
+    if allowed and not allowed.low <= content <= allowed.high:
+        low, high, _ = allowed
+        raise UsageError(
+            f"{where} is {reprlib.repr(content)}; it must be at least {low:g} and at most {high:g}"
+        )
     if content in ("", [], {}):
         raise UsageError(f"{where} is empty")
     if isinstance(content, str) and len(content) > _LONGEST_TEXT:
@@ -120,9 +89,3 @@ def check_name(name: str, where: str) -> None:
         raise UsageError(
             f"{where} has the name {reprlib.repr(name)}; it must be one line that is not too long"
         )
-
-
-def _plain(hint: Any) -> Any:
-    if isinstance(hint, UnionType):
-        hint = next(kind for kind in get_args(hint) if kind is not NoneType)
-    return get_origin(hint) or hint

@@ -49,6 +49,7 @@ from math import ceil
 
 from specscope.engine.errors import UsageError
 from specscope.engine.heads.work import Work
+from specscope.engine.simulate.records import Delay, Positive
 
 WEIGHT_BITS = {"bfloat16": 16, "float16": 16, "float32": 32, "fp8": 8, "int8": 8, "int4": 4.25}
 """Bits of a weight in a layer's matrices; int4 has two numbers of 16 bits for 128 weights."""
@@ -72,26 +73,26 @@ class Hardware:
     """One kind of GPU and the link between two of them; a number without a source is None."""
 
     name: str
-    link_gb_s: float
+    link_gb_s: Positive
     """Link between two GPUs, one direction, 10^9 bytes per second."""
     source: str
-    bandwidth_gb_s: float | None = None
+    bandwidth_gb_s: Positive | None = None
     """Memory bandwidth, 10^9 bytes per second."""
-    peak_tflops: float | None = None
+    peak_tflops: Positive | None = None
     """Dense matrix products in the models' dtype, 10^12 per second."""
-    collective_us: float | None = None
+    collective_us: Positive | None = None
     """Microseconds that all GPUs wait for one all-reduce or gather, besides its bytes."""
-    memory_gib: float | None = None
+    memory_gib: Positive | None = None
     """Memory of one GPU, 2^30 bytes: what a data sheet calls GB."""
-    fp8_tflops: float | None = None
+    fp8_tflops: Positive | None = None
     """Dense products of fp8 weights; by default they are unpacked to 16 bits, as int4's are."""
-    int8_tops: float | None = None
+    int8_tops: Positive | None = None
     """The same of int8 weights."""
-    hop_us: float = 0.0
+    hop_us: Delay = 0.0
     """What each of the 2 (g - 1) steps of an all-reduce among g GPUs adds to `collective_us`."""
-    layer_us: float | None = None
+    layer_us: Delay | None = None
     """Microseconds of a layer's kernels and their launches besides streaming and products."""
-    host_us: float = 0.0
+    host_us: Delay = 0.0
     """Microseconds of the host per forward."""
 
     def known(self, name: str) -> float:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
+from specscope.engine.schema import Range
 from specscope.engine.trace.ranges import (
     LONGEST_DRAFT,
     Amount,
@@ -23,7 +24,6 @@ from specscope.engine.trace.ranges import (
     Id,
     Number,
     Place,
-    Range,
     Share,
     Size,
     Time,

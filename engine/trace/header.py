@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 from specscope.engine.bounds import MOST_SEQUENCES
 from specscope.engine.errors import UsageError, one_line, shown
+from specscope.engine.schema import Range, fits
 from specscope.engine.trace.events import NO_DEVICES, Header
-from specscope.engine.trace.jsonl import MOST_LINE, check_types, expected, fits, from_json, to_json
+from specscope.engine.trace.jsonl import MOST_LINE, check_types, expected, from_json, frozen, to_json
 from specscope.engine.trace.ranges import (
     LONGEST_DRAFT,
     MOST_DEVICES,
@@ -22,7 +23,6 @@ from specscope.engine.trace.ranges import (
     Count,
     Id,
     Place,
-    Range,
     Size,
     Time,
     TokenId,
@@ -127,7 +127,7 @@ def _check_form(name: str, value: Any, form: Any) -> None:
             return
         (form,) = form
     if not isinstance(form, Mapping):
-        if not fits(value, form):
+        if not fits(frozen(value), form):
             raise ValueError(f"{name} of a header is {shown(value)}{expected(form)}")
         return
     if not isinstance(value, Mapping):

@@ -6,23 +6,19 @@ A file without a footer is of a run that ended badly; its status is `incomplete`
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from functools import cache
-from itertools import chain
-from types import NoneType, UnionType
-from typing import IO, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import IO, Any, Literal, get_args, get_origin
 
 from specscope.engine.errors import shown
 from specscope.engine.files import parse_json
+from specscope.engine.schema import MOST_LEVELS, MOST_SETTINGS, Range, all_fit, fits
 from specscope.engine.trace.events import KINDS, SCHEMA, Device, Event, Footer, Header, Line, types_of
-from specscope.engine.trace.ranges import Range
 from specscope.engine.trace.trace import Trace
 
 _TYPES: dict[str, type[Any]] = {t.tag: t for t in (Header, *KINDS, Footer)}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
+_EMPTY = '""'
 
 ROW = b'{"event":'
 """The beginning of each line."""
@@ -57,7 +53,7 @@ def from_json(line: str) -> Event:
         raise ValueError(f"the trace has schema {schema}, this SpecScope reads up to {SCHEMA}; please update")
     _check_names(kind, kind.tag, row)
     try:
-        event = kind(**{k: _devices(v) if k == "devices" else _frozen(v) for k, v in row.items()})
+        event = kind(**{k: _devices(v) if k == "devices" else frozen(v) for k, v in row.items()})
     except TypeError as e:
         raise ValueError(f"a {kind.tag} is incomplete: {e}") from None
     except RecursionError:
@@ -96,8 +92,8 @@ def _devices(rows: Any) -> tuple[Device, ...]:
     return tuple(devices)
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
+def frozen(value: Any) -> Any:
+    return tuple(frozen(v) for v in value) if isinstance(value, list) else value
 
 
 def whole_part(line: bytes) -> bytes:
@@ -140,16 +136,6 @@ def read_jsonl(lines: Iterable[str]) -> Trace:
     return trace
 
 
-# The types of the values of events.
-
-MOST_LEVELS = 16
-"""Levels of nesting in the untyped fields (config, sampling, limits, environment)."""
-MOST_SETTINGS = 50_000
-"""Values of such a field; a load has an arrival for each prompt."""
-_EMPTY = '""'
-_LOW, _HIGH = -(2**63), 2**63 - 1
-
-
 def check_types(events: Sequence[Event] | Sequence[Device]) -> None:
     """Check the fields of events of one kind: types, ranges of numbers, valid Unicode.
 
@@ -160,8 +146,8 @@ def check_types(events: Sequence[Event] | Sequence[Device]) -> None:
     kind = type(events[0])
     for name, hint in types_of(kind).items():
         values = [getattr(event, name) for event in events]
-        if not _fit(values, hint):
-            wrong = next(value for value in values if not _fit([value], hint))
+        if not all_fit(values, hint):
+            wrong = next(value for value in values if not fits(value, hint))
             raise ValueError(f"{name} of a {kind.__name__.lower()} is {shown(wrong)}{expected(hint)}")
 
 
@@ -177,91 +163,3 @@ def expected(hint: Any) -> str:
         if found := expected(part):
             return found
     return ""
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Return whether a value of an untyped field has a type; its lists count as tuples."""
-    return _fit([_frozen(value)], hint)
-
-
-_NUMBERS = {int: {int}, float: {int, float}}
-
-
-@cache
-def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    return get_origin(hint), get_args(hint)
-
-
-def _fit(values: Sequence[Any], hint: Any) -> bool:
-    """Return whether all values of one field have the type of a hint."""
-    origin, args = _parts(hint)
-    kinds = set(map(type, values))
-    if origin is Annotated:
-        allowed = args[1]
-        if not isinstance(allowed, Range):
-            return _fit(values, allowed)
-        low, high, _ = allowed
-        return kinds <= _NUMBERS[args[0]] and all(low <= value <= high for value in values)
-    if origin in (Union, UnionType):
-        return _fit_union(values, args)
-    if origin is tuple:
-        return kinds <= {tuple} and _fit_tuples(values, args)
-    if origin is Literal:
-        return kinds <= {str} and set(values) <= set(args)
-    if origin is dict:
-        left = iter(range(MOST_SETTINGS))
-        return kinds <= {dict} and all(_plain(value, MOST_LEVELS, left) for value in values)
-    if hint is str:
-        return kinds <= {str} and _encodes(values)
-    if hint is int:
-        return kinds <= {int} and _in_range(values)
-    if hint is float:
-        return kinds <= {int, float} and _in_range(v for v in values if type(v) is int) and _finite(values)
-    return kinds <= {hint}
-
-
-def _fit_union(values: Sequence[Any], hints: Sequence[Any]) -> bool:
-    (hint,) = (h for h in hints if h is not NoneType)
-    return _fit([value for value in values if value is not None], hint)
-
-
-def _fit_tuples(values: Sequence[tuple[Any, ...]], hints: Sequence[Any]) -> bool:
-    if hints[-1] is Ellipsis:
-        return _fit(list(chain.from_iterable(values)), hints[0])
-    if any(len(value) != len(hints) for value in values):
-        return False
-    return all(map(_fit, zip(*values, strict=True), hints)) if values else True
-
-
-def _in_range(values: Iterable[int]) -> bool:
-    return all(_LOW <= value <= _HIGH for value in values)
-
-
-def _finite(values: Iterable[float]) -> bool:
-    return all(map(math.isfinite, values))
-
-
-def _encodes(values: Iterable[str]) -> bool:
-    """Return whether texts are valid Unicode; JSON can hold surrogates, which UTF-8 cannot."""
-    try:
-        "".join(values).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _plain(value: Any, levels: int, left: Iterator[int]) -> bool:
-    """Return whether a value is portable JSON: finite numbers, valid Unicode, few levels.
-
-    `left` ends when there are too many values.
-    """
-    if next(left, None) is None:
-        return False
-    if isinstance(value, Mapping | list | tuple):
-        parts: Iterable[Any] = chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
-        return levels > 0 and all(_plain(part, levels - 1, left) for part in parts)
-    if isinstance(value, str):
-        return _encodes([value])
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return value is None or isinstance(value, bool) or (isinstance(value, int) and _in_range([value]))

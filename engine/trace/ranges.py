@@ -6,17 +6,9 @@ an end. -1 stands for a number that is unknown or does not apply.
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
-
-class Range(NamedTuple):
-    """The least and the largest value of a number."""
-
-    low: float
-    high: float
-    big: bool = False
-    """Whether the database declares a big integer; SQLite stores all integers alike."""
-
+from specscope.engine.schema import Range
 
 MOST_TIME = 10**18
 """31 years in nanoseconds; three such times add up within 64 bits."""

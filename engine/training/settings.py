@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specscope.engine.errors import UsageError
-from specscope.engine.methods.registry import Setting, setting
-from specscope.engine.types import check_range
+from specscope.engine.methods.registry import setting, settings_of
+from specscope.engine.types import check_choice, check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,8 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if field.metadata:
-                setting = Setting(field.name, type(field.default), field.default, **field.metadata)
-                setting.parse(getattr(self, field.name))
+        for one in settings_of(type(self)):
+            one.parse(getattr(self, one.name))
         if self.batch % self.accumulate:
             raise UsageError(f"accumulate is {self.accumulate}; it must divide the batch of {self.batch}")
 
@@ -257,15 +255,13 @@ class HeadOptions(Recipe):
         from specscope.engine.heads.kinds import KINDS  # imports torch, which most commands do not need
 
         Recipe.__post_init__(self)
-        if self.kind not in HEAD_DEFAULTS:
-            raise UsageError(f"kind is {self.kind!r}; choose one of {', '.join(HEAD_DEFAULTS)}")
+        check_choice(f"kind is {self.kind!r}", self.kind, HEAD_DEFAULTS)
         check_range("size", self.size, 0 if KINDS[self.kind].sized_by == "masks" else 1, 64)
 
     @classmethod
     def of(cls, kind: str, recipe: str = "quick", **given: Any) -> HeadOptions:
         """Return a kind's own defaults, changed by the recipe's settings, then by those given."""
-        if recipe not in RECIPES:
-            raise UsageError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
+        check_choice(f"recipe is {recipe!r}", recipe, RECIPES)
         settings = HEAD_DEFAULTS.get(kind, {}) | RECIPES[recipe].get(kind, {})
         if "steps" in given:
             settings["epochs"] = 0

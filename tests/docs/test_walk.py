@@ -23,7 +23,16 @@ def test_a_prompt_becomes_a_token_in_the_files_of_the_walk(tmp_path, capsys):
         if event == "call" and frame.f_code.co_name != "<module>":
             entered.add(frame.f_code.co_filename)
 
-    options = ("--method", "speculative", "--pair", "bundled", "--runtime", "local-thread", "--max-new-tokens", "8")
+    options = (
+        "--method",
+        "speculative",
+        "--pair",
+        "bundled",
+        "--runtime",
+        "local-thread",
+        "--max-new-tokens",
+        "8",
+    )
     threading.setprofile(enter)
     sys.setprofile(enter)
     try:

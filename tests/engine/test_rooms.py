@@ -27,7 +27,7 @@ FORBIDDEN = {
     "engine": {"traces", "app", "gradio", "plotly", "sqlmodel", "sqlalchemy"},
     "traces": {"app", "gradio"},
 }
-GROUND = "misfits errors environment hangs files plot bounds types layout"
+GROUND = "misfits errors schema environment hangs files plot bounds types layout"
 ROOMS = {
     "engine": f"{GROUND} sampling trace vllm servers drafting model checkpoints heads simulate worker runtimes run "
     "methods cluster training",

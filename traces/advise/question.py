@@ -15,7 +15,7 @@ from specscope.engine.simulate.profile import Profile, profile_of
 from specscope.engine.simulate.records import MOST_GPUS
 from specscope.engine.simulate.roofline import SPLITS, WEIGHT_BITS
 from specscope.engine.simulate.shapes import data, with_shape
-from specscope.engine.types import check_range
+from specscope.engine.types import check_choice, check_range
 from specscope.traces.advise.acceptance import (
     LEAST_RATE,
     MOST_PLACES,
@@ -93,8 +93,7 @@ class Question:
             *(("the kind of drafts", other.kind, KINDS) for other in self.others),
             *(("the method", key, [entrant.key for entrant in default().methods]) for key in self.methods),
         ):
-            if value not in known:
-                raise UsageError(f"{name} is {shown(value)}; choose one of {', '.join(known)}", name)
+            check_choice(f"{name} is {shown(value)}", value, known, name)
         check_range("the number of cards", self.count, 1, min(64, MOST_GPUS))
         check_rates(self.rates)
         check_range("the number of places", len(self.places), 0, MOST_PLACES)

@@ -30,8 +30,8 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeDecorator, TypeEngine
 from sqlmodel import Field, SQLModel
 
+from specscope.engine.schema import Range
 from specscope.engine.trace import events
-from specscope.engine.trace.ranges import Range
 
 APPLICATION_ID = 0x53505343
 """In the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""

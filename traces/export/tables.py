@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 from dataclasses import fields
-from typing import IO, TYPE_CHECKING, Any, Literal, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal
 
-from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import Commit, Copied, Decision, Round, Span, Top, Window
+from specscope.engine.types import check_choice
 from specscope.traces.facts.imported import NO_TOKEN, origin
 from specscope.traces.facts.joined import decisions_of_output, joined
 from specscope.traces.facts.metrics import measure
@@ -49,8 +49,7 @@ def rows_of(trace: Trace, table: Table) -> Iterator[list[Any]]:
         "windows": _windows,
         "figures": _figures,
     }
-    if table not in makers:
-        raise UsageError(f"there is no table {table!r}; choose one of {', '.join(get_args(Table))}")
+    check_choice(f"there is no table {table!r}", table, makers)
     return makers[table](trace)
 
 

@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from specscope.engine.errors import UsageError
-from specscope.engine.trace.events import DRAFTS, FORWARDS
+from specscope.engine.trace.events import FORWARDS
 from specscope.traces.facts.intervals import Interval, merged
 from specscope.traces.facts.joined import once
 

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from specscope.engine.errors import shown
+from specscope.engine.schema import fits
 from specscope.engine.trace.events import Commit, Decision, Footer, Header, Round
-from specscope.engine.trace.ranges import LONGEST_DRAFT, MOST_WHOLE
-from specscope.engine.trace.ranges import MOST_TOKENS as LONGEST_PROMPT
+from specscope.engine.trace.ranges import LONGEST_DRAFT, MOST_WHOLE, Count
 from specscope.engine.trace.trace import Trace
 from specscope.traces.facts.imported import NO_TOKEN, TEXTS, Counts, Imported
 
@@ -308,7 +308,7 @@ def prompt_length(row: Any) -> int | None:
 def _length(value: Any, *path: str) -> int | None:
     for name in path:
         value = value.get(name) if is_object(value) else None
-    return value if type(value) is int and 0 <= value <= LONGEST_PROMPT else None
+    return value if fits(value, Count) else None
 
 
 def wholes(row: Mapping[str, Any], name: str, most: int, high: int = MOST_WHOLE) -> tuple[int, ...]:

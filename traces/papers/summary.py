@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from specscope.engine.errors import UsageError, shown
+from specscope.engine.errors import shown
+from specscope.engine.types import check_choice
 from specscope.traces.papers import block, dsi, easyspec, ems, outside, parallel, parallelspec, pearl
 from specscope.traces.papers.rows import WITHIN, Group, Paper, PaperRow
 
@@ -110,6 +111,5 @@ def chosen(keys: Iterable[str]) -> list[Paper]:
     """
     names = list(dict.fromkeys(keys)) or list(PAPERS)
     for name in names:
-        if name not in PAPERS:
-            raise UsageError(f"there is no paper {shown(name)}; choose one of {', '.join(PAPERS)}")
+        check_choice(f"there is no paper {shown(name)}", name, PAPERS)
     return [PAPERS[name] for name in names]

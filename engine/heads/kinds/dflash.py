@@ -35,7 +35,9 @@ from specscope.engine.heads.published import (
 )
 from specscope.engine.heads.work import Work
 from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.fields import check_value
 from specscope.engine.model.shape import ModelShape
+from specscope.engine.schema import Whole
 
 _UNSUPPORTED = {"is_causal": True, "sample_from_anchor": True, "projector_type": "domino"}
 """Values of a published config whose forwards are others."""
@@ -87,10 +89,8 @@ def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published
         wrong.append("target_hidden_size")
     for name in wrong:
         raise ModelError(f"{file}: {name} is {reprlib.repr(given[name])}, which cannot be run yet")
-    if missing := [name for name in ("block_size", "mask_token_id") if type(given.get(name)) is not int]:
-        raise ModelError(
-            f"{file}: {missing[0]} is {reprlib.repr(given.get(missing[0]))}; it must be a number"
-        )
+    for name in ("block_size", "mask_token_id"):
+        check_value(given.get(name), Whole, f"{file}: {name}", "a number")
     speculators = "aux_hidden_state_layer_ids" in raw
     read = "aux_hidden_state_layer_ids" if speculators else "target_layer_ids"
     config = HeadConfig(
