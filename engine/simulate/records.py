@@ -20,7 +20,7 @@ Gpus = Annotated[int, Range(1, MOST_GPUS)]
 Positive = Annotated[float, Range(1e-3, 1e9)]
 """A number of any unit that is not 0."""
 Delay = Annotated[float, Range(0, 1e6)]
-"""Micro- or milliseconds."""
+"""Micro- or milliseconds; the ranges keep all derived times finite."""
 
 
 def record(kind: type[Record], table: Table, where: str) -> Record:
