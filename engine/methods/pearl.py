@@ -139,7 +139,7 @@ async def _draft(run: Run, prefix: Prefix, ask: Ask) -> Draft:
     room = run.remaining + len(run.x) - len(prefix) - len(half)
     if min(ask.tokens // 2, room) < 1 or ask.ends(half):
         return half
-    await last.model.move(prefix + half, to=first.model)
+    await last.move(prefix + half, to=first)
     return half + await first.propose(prefix + half, ask._replace(tokens=ask.tokens // 2))
 
 

@@ -29,6 +29,10 @@ class DraftModel:
     def __init__(self, model: Model, q_buffer: QBuffer | None, verifier: TargetModel | None) -> None:
         self.model, self.verifier, self._q_buffer = model, verifier, q_buffer
 
+    async def move(self, prefix: Prefix, to: DraftModel) -> None:
+        """Copy the KV rows of a prefix to another worker's model; see `Model.move`."""
+        await self.model.move(prefix, to.model)
+
     async def propose(
         self,
         prefix: Prefix,

@@ -147,7 +147,7 @@ class Profile:
     def latency(self, pair: str | None = None) -> Latency:
         """Return the times of a pair, by default of the profile's default pair."""
         key = pair or self.default
-        check_choice(f"the profile {self.name} has no pair {reprlib.repr(key)}", key, self.pairs)
+        check_choice(f"the profile {self.name} has no pair {reprlib.repr(key)}", key, self.latencies)
         return self.latencies[key]
 
 
