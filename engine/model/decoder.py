@@ -262,7 +262,9 @@ class Decoder:
         tokens, masks = rows.tokens, None
         if self.make_inputs is not None:
             tokens, masks = np.maximum(tokens, 0), torch.from_numpy(np.maximum(-tokens, 0))
-        ids, places = (torch.from_numpy(numbers).to(self.device) for numbers in (tokens, positions))
+        ids = torch.from_numpy(tokens).to(self.device)
+        # a head does not read positions, and their copy to a GPU would block the host
+        places = ids if self.make_inputs is not None else torch.from_numpy(positions).to(self.device)
         return self.inputs(ids, places, masks, rows.vectors)
 
     def inputs(

@@ -167,10 +167,12 @@ class StaticForward:
 
         Args:
             first: Rows of each slot's text, which all rows see, (S,) int64; T rows follow them.
+                Negative where a prefix is shorter than the rows of its tree.
             sees: Whether a row is one of the T rows, or descends from it, (S, K, T).
             depths: The positions of the T rows after the text, (T,) int64.
             positions: Those of the new rows, (S, K or 1).
-            void: Which new rows are not there, (S, K or 1); without a row to see they would be NaN.
+            void: Which new rows are unused, (S, K or 1). They see column 0, because a row that sees
+                nothing would be NaN.
         """
         number, count = self._columns - first[:, None], len(depths)  # of a cached row among the T rows
         among, text = number.clamp(0, count - 1), number < 0
@@ -185,7 +187,7 @@ class StaticForward:
 class StaticStep:
     """A forward of one size: inputs in fixed memory, the same operations at every call."""
 
-    def __init__(self, decoder: Decoder, cache: Cache, size: StepSize, pool: GraphPool | None = None) -> None:
+    def __init__(self, decoder: Decoder, cache: Cache, size: StepSize, pool: GraphPool | None) -> None:
         self.size, self._pool = size, pool
         self._decoder = decoder
         count = size.slots * size.rows
