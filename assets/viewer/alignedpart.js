@@ -13,10 +13,12 @@ function outputLine(run, { sequence, length }) {
   return { run, rounds, before: rounds.map(({ emitted }) => (count += emitted) - emitted) };
 }
 
-/** The steps with the tokens [first, end) of a line, and with the token before them: {low, high, index of their first token}. */
-function stepsWith({ rounds, before }, first, end) {
+/** The steps with the tokens [first, end) of a line, and with the token before them: {low, high, index of their first token, whether step 0 is asked for alone}. */
+function stepsWith({ run, rounds, before }, first, end) {
   const [a, b] = [first - 1, end - 1].map((token) => upperBound(before, Math.max(0, token)) - 1);
-  return { low: rounds[a].step, high: rounds[b].step, index: before[a] };
+  // A sequence that arrives late has its prefill's token in step 0, far before its rounds: then it is asked for alone.
+  const late = a === 0 && b > 0 && tooMany(run, { low: rounds[0].step, high: rounds[1].step });
+  return { low: rounds[late ? 1 : a].step, high: rounds[b].step, index: before[a], late };
 }
 
 /** Whether a request for these steps has too many rounds; one step is always allowed. */
@@ -79,10 +81,12 @@ class AlignedPart {
   /** Return a row with its tokens. */
   async filled({ run, sequence, first, end, steps, ...view }) {
     if (!steps) return alignedRow({ ...view, run }, [], 0);
-    const { low, high, index } = steps;
-    const here = run.part.first <= low && high <= run.part.last;
-    const part = here ? run : { ...run, ...unpack({ runs: [await this.viewer.options.source.rounds(run.id, low, high)] }).runs[0] };
-    const own = part.tokens.filter((token) => token.sequence === sequence && token.step >= low && token.step <= high);
+    const { low, high, index, late } = steps;
+    const here = (from, to) => run.part.first <= from && to <= run.part.last;
+    const partOf = async (from, to) => (here(from, to) ? run : { ...run, ...unpack({ runs: [await this.viewer.options.source.rounds(run.id, from, to)] }).runs[0] });
+    const ownOf = (part, from, to) => part.tokens.filter((token) => token.sequence === sequence && token.step >= from && token.step <= to);
+    const part = await partOf(low, high);
+    const own = [...(late ? ownOf(await partOf(0, 0), 0, 0) : []), ...ownOf(part, low, high)];
     return alignedRow({ ...view, run, part }, own.slice(0, end - index), first - index, first);
   }
 

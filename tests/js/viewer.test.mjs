@@ -265,3 +265,20 @@ test("an aligned part has as many tokens as requests may have rounds of", () => 
   assert.deepEqual([inside, rows.length], [100, 2]);
   for (const { end, steps } of rows) assert.ok(end >= 25 && 20 * (steps.high - steps.low + 1) <= 1000, `${end} tokens in ${plain(steps)}`);
 });
+
+test("of a sequence that arrives late, its prefill's token in step 0 is asked for alone", async () => {
+  const rounds = Array.from({ length: 3000 }, (_, i) => [0, 1].flatMap((sequence) => (i + 1 > 2000 * sequence ? [{ step: i + 1, t: i + 1, emitted: 1, sequence }] : []))).flat();
+  const runs = [run({ long: {}, rounds, part: { first: 0, last: 0 }, tokens: [{ step: 0, sequence: 1, t: 1995, text: "first" }] })];
+  const view = { sequence: 1, same: 1001, reason: "", length: 1001 };
+  const source = { rounds: async (id, low, high) => {
+    assert.deepEqual([low, high], [2001, 2003]);
+    return { tokens: [2001, 2002, 2003].map((step) => ({ step, sequence: 1, t: step, text: `${step}` })) };
+  } };
+  const part = new own.AlignedPart({ gantt: { range: [1990, 2003] }, options: { source } }, () => { part.active = false; });
+  part.look = () => undefined;
+  part.update({ state: "ready", runs, aligned: [{ rows: [view] }] });
+  await part.next();
+  assert.equal(part.problem, "");
+  const [row] = part.rows();
+  equal([row.first, row.tokens.map(({ text }) => text), Array.from(row.gap)], [1, ["2001", "2002", "2003"], [6, 1, 1]]);
+});
