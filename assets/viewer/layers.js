@@ -98,9 +98,9 @@ function layersNote({ groups, devices }) {
 
 function layersLegend({ devices, rounds }) {
   return legendOf("Legend of the layers", [
-    rounds.some((round) => round.spans.kind[0] === "calibrate") && ["ss-k-calibrate", "exact forward (calibration)"],
-    ["ss-k-draft", "fuzzy forward; in the rows below: attention of a layer"],
-    devices.length > 1 && ["ss-k-communicate", "outputs are exchanged"]]);
+    rounds.some((round) => round.spans.kind[0] === "calibrate") && el("li", {}, swatch("calibrate"), "exact forward (calibration)"),
+    el("li", {}, swatch("draft"), "fuzzy forward; in the rows below: attention of a layer"),
+    devices.length > 1 && el("li", {}, swatch("communicate"), "outputs are exchanged")]);
 }
 
 /** A sentence about a round. */

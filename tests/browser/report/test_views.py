@@ -254,6 +254,10 @@ def test_forecasts_by_replay_by_pointing_and_as_a_table(opened, runs):
 def test_layers_of_a_group_lie_below_each_other_and_replay_or_pointing_chooses_the_round(opened, runs):
     trace, rounds = runs["layers"], layers(runs["layers"])["rounds"]
     page = opened.runs([sample_trace("speculative"), trace])
+    swatches = page.get_by_label("Legend of the layers").locator(".ss-swatch")
+    grounds = swatches.evaluate_all("nodes => nodes.map((node) => getComputedStyle(node).backgroundColor)")
+    assert len(set(grounds)) == len(grounds) > 1
+    assert "rgba(0, 0, 0, 0)" not in grounds
     expect(page.locator(".ss-layers .ss-note")).to_have_text(
         "3 devices; groups of layers 1–3; every other layer is computed alone"
     )
