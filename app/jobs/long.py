@@ -58,7 +58,7 @@ class LongRuns:
             for run, size in zip(ids, sizes, strict=True)
         )
         outputs = [store.output(*run) for run in zip(ids, sizes, strict=True)] if len(ids) > 1 else []
-        return long_document([*runs], outputs)
+        return long_document([*runs], sizes, outputs)
 
     def spans(self, name: str) -> dict[str, Any]:
         """Return what the spans of a run show, without its tokens."""

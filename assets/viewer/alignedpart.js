@@ -5,20 +5,20 @@ const MOST_ALIGNED = 600; // tokens of a run shown at once
 const MOST_ASKED = 1000; // rounds of a request, see app/jobs/long.py
 
 /** The rounds of a sequence, and the number of its tokens before each. Tokens of a prefill are a round of step 0. */
-function outputLine(run, { sequence, length }) {
+function outputLine(run, { sequence, length, begin }) {
   const own = run.rounds.filter((round) => round.sequence === sequence);
   const early = length - own.reduce((sum, round) => sum + round.emitted, 0);
-  const rounds = early > 0 ? [{ step: 0, t: 0, emitted: early }, ...own] : own;
+  const rounds = early > 0 ? [{ step: 0, t: begin, emitted: early }, ...own] : own;
   let count = 0;
   return { run, rounds, before: rounds.map(({ emitted }) => (count += emitted) - emitted) };
 }
 
-/** The steps with the tokens [first, end) of a line, and with the token before them: {low, high, index of their first token, whether step 0 is asked for alone}. */
+/** The steps with the tokens [first, end) of a line, and with the token before them: {low, high, index of their first token, alone}. */
 function stepsWith({ run, rounds, before }, first, end) {
   const [a, b] = [first - 1, end - 1].map((token) => upperBound(before, Math.max(0, token)) - 1);
-  // A sequence that arrives late has its prefill's token in step 0, far before its rounds: then it is asked for alone.
-  const late = a === 0 && b > 0 && tooMany(run, { low: rounds[0].step, high: rounds[1].step });
-  return { low: rounds[late ? 1 : a].step, high: rounds[b].step, index: before[a], late };
+  // The step before the others is asked for `alone` if it is far from them: the prefill of a late sequence, or one that stalls.
+  const far = b > a && tooMany(run, { low: rounds[a].step, high: rounds[a + 1].step });
+  return { low: rounds[far ? a + 1 : a].step, high: rounds[b].step, index: before[a], alone: far ? rounds[a].step : null };
 }
 
 /** Whether a request for these steps has too many rounds; one step is always allowed. */
@@ -81,12 +81,12 @@ class AlignedPart {
   /** Return a row with its tokens. */
   async filled({ run, sequence, first, end, steps, ...view }) {
     if (!steps) return alignedRow({ ...view, run }, [], 0);
-    const { low, high, index, late } = steps;
+    const { low, high, index, alone } = steps;
     const here = (from, to) => run.part.first <= from && to <= run.part.last;
     const partOf = async (from, to) => (here(from, to) ? run : { ...run, ...unpack({ runs: [await this.viewer.options.source.rounds(run.id, from, to)] }).runs[0] });
     const ownOf = (part, from, to) => part.tokens.filter((token) => token.sequence === sequence && token.step >= from && token.step <= to);
     const part = await partOf(low, high);
-    const own = [...(late ? ownOf(await partOf(0, 0), 0, 0) : []), ...ownOf(part, low, high)];
+    const own = [...(alone === null ? [] : ownOf(await partOf(alone, alone), alone, alone)), ...ownOf(part, low, high)];
     return alignedRow({ ...view, run, part }, own.slice(0, end - index), first - index, first);
   }
 
@@ -100,7 +100,8 @@ class AlignedPart {
     if (!this.found) return "The tokens of the timeline's window are loading.";
     const { first, inside, rows } = this.found;
     const name = runName(this.model.runs[0]);
-    if (!rows.length) return alignedNotes(this.model, rows, 0);
+    const [{ reason }] = alignedViews(this.model);
+    if (reason) return `${name} cannot be aligned: ${reason}.`;
     if (!inside) return `${name} commits no token in the timeline's window; move the window.`;
     const last = first + rows[0].tokens.length;
     return [

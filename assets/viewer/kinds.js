@@ -17,4 +17,3 @@ const KINDS = {
   prefill: {},
   queue: { words: "requests wait for a KV slot" },
 };
-

@@ -82,7 +82,6 @@ function loadTable(run) {
       `${number(m.memory / 2 ** 30, 2)} GiB`, m.power === null ? "–" : `${number(m.power, 0)} W`]))];
 }
 
-
 /** The legend of colours and lines; only those that the runs contain. */
 function legend(model) {
   const item = (kind, label, lost) => el("li", {}, swatch(kind, lost), label);

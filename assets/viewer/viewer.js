@@ -193,7 +193,7 @@ class Viewer {
   /** Pin the card of a hit; once more: let it go. */
   pin(hit, box) {
     const { item } = this.pinned ?? {};
-    const again = hit && item && (hit.token ?? hit.span) !== undefined && item.token === hit.token && item.span === hit.span;
+    const again = hit && item && (hit.token ?? hit.span) !== undefined && item.run.id === hit.run.id && item.token === hit.token && item.span === hit.span;
     this.release();
     if (hit && !again) this.show(hit.run, hit, box, true);
   }

@@ -424,7 +424,7 @@ class Recorder:
 
 
 def ended_by(error: BaseException) -> tuple[Status, str]:
-    """Return the status of a recording that an error ends, and what the footer says of it."""
+    """Return the footer's status and error text for a recording that ends with an error."""
     if isinstance(error, KeyboardInterrupt):
         return "cancelled", ""
     return "failed", one_line(f"{type(error).__name__}: {error}")

@@ -25,6 +25,7 @@ from specscope.app.web.server import build_app
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.jsonl import read_jsonl
 from specscope.traces.database.store import Store
+from specscope.traces.facts.waiting import decoding_clock
 from specscope.traces.view import all_sections
 from specscope.traces.view.aligned import aligned
 from tests.app.fakes import FakeOpen
@@ -284,8 +285,13 @@ def test_the_first_document_of_long_runs_tells_how_far_their_texts_agree(tmp_pat
         server = long.LongRuns(SimpleNamespace(store=store, find=lambda _: None))
         (found,) = server.document(",".join(trace.header.run_id for trace in traces))["aligned"]
         (views,) = aligned(traces)
-        lengths = [0 if view["reason"] else 40 for view in views["rows"]]
-        assert found["rows"] == [{**v, "length": n} for v, n in zip(views["rows"], lengths, strict=True)]
+        clock = decoding_clock(first)
+        sizes = [(0, 0.0) if view["reason"] else (40, clock(first.commits[0].time)) for view in views["rows"]]
+        assert sizes[0][1] > 0
+        assert found["rows"] == [
+            {**view, "length": length, "begin": begin}
+            for view, (length, begin) in zip(views["rows"], sizes, strict=True)
+        ]
         assert [row["same"] for row in found["rows"]][:2] == [40, 20]
         assert server.document("first")["aligned"] == []
         with pytest.raises(UsageError, match="more than 8 runs"):

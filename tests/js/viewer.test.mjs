@@ -227,7 +227,7 @@ test("a window's tokens are aligned with the same ones of the others; only steps
   const two = longRun("b", 0, [1, 1, 1], [2, 1], [6, 1], [7, 1], [8, 1], [9, 1], [10, 1], [11, 1], [12, 1]);
   const texts = [one, two].map(({ tokens }) => tokens.filter((token) => token.sequence === 0));
   const same = 6;
-  const aligned = [{ rows: [{ sequence: 0, same: 8, reason: "", length: 8 }, { sequence: 0, same, reason: "", length: 8 }, { sequence: -1, same: 0, reason: "another prompt", length: 0 }] }];
+  const aligned = [{ rows: [{ sequence: 0, same: 8, reason: "", length: 8, begin: 0 }, { sequence: 0, same, reason: "", length: 8, begin: 2 }, { sequence: -1, same: 0, reason: "another prompt", length: 0, begin: 0 }] }];
   const runs = [one.run, two.run, run({ id: "c", title: "c" })];
   for (let from = -1; from < 6; from++) for (let to = from; to < 7; to++) {
     const asked = [];
@@ -257,7 +257,7 @@ test("a window's tokens are aligned with the same ones of the others; only steps
 test("an aligned part has as many tokens as requests may have rounds of", () => {
   const rounds = Array.from({ length: 2000 }, (_, t) => ({ step: 1 + Math.floor(t / 20), t, emitted: 1, sequence: t % 20 }));
   const runs = [run({ long: {}, rounds }), run({ long: {}, rounds })];
-  const view = { sequence: 0, same: 100, reason: "", length: 100 };
+  const view = { sequence: 0, same: 100, reason: "", length: 100, begin: 0 };
   const part = new own.AlignedPart({ gantt: { range: [0, 2000] }, options: { source: {} } });
   part.look = () => undefined;
   part.update({ state: "ready", runs, aligned: [{ rows: [view, view] }] });
@@ -266,19 +266,36 @@ test("an aligned part has as many tokens as requests may have rounds of", () => 
   for (const { end, steps } of rows) assert.ok(end >= 25 && 20 * (steps.high - steps.low + 1) <= 1000, `${end} tokens in ${plain(steps)}`);
 });
 
-test("of a sequence that arrives late, its prefill's token in step 0 is asked for alone", async () => {
-  const rounds = Array.from({ length: 3000 }, (_, i) => [0, 1].flatMap((sequence) => (i + 1 > 2000 * sequence ? [{ step: i + 1, t: i + 1, emitted: 1, sequence }] : []))).flat();
-  const runs = [run({ long: {}, rounds, part: { first: 0, last: 0 }, tokens: [{ step: 0, sequence: 1, t: 1995, text: "first" }] })];
-  const view = { sequence: 1, same: 1001, reason: "", length: 1001 };
+test("of a sequence that arrives late, or stalls, the step before the window's tokens is asked for alone", async () => {
+  const rounds = Array.from({ length: 6000 }, (_, i) => i + 1).flatMap((step) =>
+    [0, 1].flatMap((sequence) => (!sequence || (step > 2000 && step < 3001) || step > 5000 ? [{ step, t: step, emitted: 1, sequence }] : [])));
+  const first = { step: 0, sequence: 1, t: 1995, text: "first" };
+  const runs = [run({ long: {}, rounds, part: { first: 0, last: 0 }, tokens: [first] })];
+  const view = { sequence: 1, same: 2001, reason: "", length: 2001, begin: 1995 };
+  const asked = [];
   const source = { rounds: async (id, low, high) => {
-    assert.deepEqual([low, high], [2001, 2003]);
-    return { tokens: [2001, 2002, 2003].map((step) => ({ step, sequence: 1, t: step, text: `${step}` })) };
+    asked.push([low, high]);
+    return { tokens: rounds.filter(({ step, sequence }) => sequence === 1 && step >= low && step <= high).map((round) => ({ ...round, text: `${round.step}` })) };
   } };
-  const part = new own.AlignedPart({ gantt: { range: [1990, 2003] }, options: { source } }, () => { part.active = false; });
+  const shown = async (range) => {
+    const part = new own.AlignedPart({ gantt: { range }, options: { source } }, () => { part.active = false; });
+    part.look = () => undefined;
+    part.update({ state: "ready", runs, aligned: [{ rows: [view] }] });
+    await part.next();
+    assert.equal(part.problem, "");
+    const [row] = part.rows();
+    return [row.first, row.tokens.map(({ text }) => text), Array.from(row.gap), asked.splice(0)];
+  };
+  equal(await shown([1996, 2003]), [1, ["2001", "2002", "2003"], [6, 1, 1], [[2001, 2003]]]);
+  equal(await shown([1990, 2001]), [0, ["first", "2001"], [1995, 6], [[2001, 2001]]]);
+  equal(await shown([4000, 5002]), [1001, ["5001", "5002"], [2001, 1], [[5001, 5002], [3000, 3000]]]);
+});
+
+test("a first run that cannot be aligned says why", () => {
+  const part = new own.AlignedPart({ gantt: { range: [0, 1] }, options: { source: {} } });
   part.look = () => undefined;
-  part.update({ state: "ready", runs, aligned: [{ rows: [view] }] });
-  await part.next();
-  assert.equal(part.problem, "");
-  const [row] = part.rows();
-  equal([row.first, row.tokens.map(({ text }) => text), Array.from(row.gap)], [1, ["2001", "2002", "2003"], [6, 1, 1]]);
+  part.update({ state: "ready", runs: [run({ title: "a", long: {} }), run({ title: "b", long: {} })],
+    aligned: [{ rows: [{ sequence: -1, same: 0, reason: "its token ids are unknown", length: 0, begin: 0 }, { sequence: -1, same: 0, reason: "its token ids are unknown", length: 0, begin: 0 }] }] });
+  part.found = { ...part.wanted() };
+  assert.equal(part.note(), "a cannot be aligned: its token ids are unknown.");
 });

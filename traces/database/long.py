@@ -217,6 +217,8 @@ class StoredOutput(NamedTuple):
     header: Header
     ids: list[list[int]]
     """The tokens of each sequence, in the order committed."""
+    began: list[int]
+    """When the first of them was committed, ns since the run's start; 0 without tokens."""
 
     def token_ids(self, sequence: int) -> list[int]:
         return self.ids[sequence] if sequence >= 0 else []
@@ -224,5 +226,8 @@ class StoredOutput(NamedTuple):
 
 def output(connection: Connection, key: int, header: Header) -> StoredOutput:
     """Return what a run wrote; ValueError for a damaged number."""
-    sequences, ids = numbers(connection, _TOKEN.c.run == key, _TOKEN.c.sequence, _TOKEN.c.token)
-    return StoredOutput(header, [ids[sequences == i].tolist() for i in range(len(header.prompt_ids))])
+    columns = (_TOKEN.c.sequence, _TOKEN.c.token, _TOKEN.c.time)
+    sequences, ids, times = numbers(connection, _TOKEN.c.run == key, *columns)
+    own = [sequences == i for i in range(len(header.prompt_ids))]
+    began = [int(times[part][0]) if part.any() else 0 for part in own]
+    return StoredOutput(header, [ids[part].tolist() for part in own], began)

@@ -93,6 +93,6 @@ def note(trace: Trace) -> str:
 
 
 def said(trace: Trace) -> str:
-    """Return what the header tells of the models, as one sentence."""
+    """Return the note in the header as a sentence; empty without a note."""
     note = trace.header.environment.get("note")
     return f"{note}." if isinstance(note, str) and note else ""

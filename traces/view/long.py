@@ -43,16 +43,22 @@ STEPPED = ("tokens", "ghosts", "rounds")
 """Lists beside the sections whose rows have a step; they are cut to the range, too."""
 
 
-def long_document(runs: Sequence[Mapping[str, Any]], outputs: Sequence[StoredOutput]) -> dict[str, Any]:
+def long_document(
+    runs: Sequence[Mapping[str, Any]], sizes: Sequence[Extent], outputs: Sequence[StoredOutput]
+) -> dict[str, Any]:
     """Return the document of packed runs.
 
-    `outputs` are theirs; `length` is the number of tokens of an aligned sequence. Without outputs,
-    no runs are aligned.
+    `sizes` and `outputs` are theirs. An aligned sequence has the number of its tokens, `length`,
+    and the ms at which the first was committed, `begin`. Without outputs, no runs are aligned.
     """
 
     def sized(rows: Sequence[RowView]) -> list[dict[str, Any]]:
-        pairs = zip(rows, outputs, strict=True)
-        return [{**row, "length": len(written.token_ids(row["sequence"]))} for row, written in pairs]
+        found = list[dict[str, Any]]()
+        for row, size, written in zip(rows, sizes, outputs, strict=True):
+            sequence = row["sequence"]
+            begin = _ms(written.began[sequence], size) if sequence >= 0 else 0.0
+            found.append({**row, "length": len(written.token_ids(sequence)), "begin": begin})
+        return found
 
     groups = [{"rows": sized(group["rows"])} for group in aligned(outputs)]
     return {**frame(runs, "ready"), "aligned": groups, "runs": runs}

@@ -50,7 +50,7 @@ class JsonForm(NamedTuple):
     name: str
     recognises: Callable[[Any], object]
     engine: str | Callable[[dict[str, Any]], str]
-    """Its name, or how a row tells it."""
+    """The name of the engine, or a function that returns it for a row."""
     read: Callable[[dict[str, Any], float], Window | None]
     """(row, seconds of those before) -> its window; None for one that drafted nothing."""
     note: str = ""
