@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from specscope.app.cli import COMMANDS
 from specscope.app.cli.options import add_options
@@ -36,12 +36,27 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """Refuse options before a command: they are the page's, and the command would not see them."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any
+    ) -> None:
+        given = [name for name, value in vars(namespace).items() if value != parser.get_default(name)]
+        if given:
+            flag = f"--{given[0].replace('_', '-')}"
+            parser.error(f"{flag} is given before the command {values[0]}; give its options after its name")
+        super().__call__(parser, namespace, values)
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="specscope", description=__doc__, allow_abbrev=False)
     parser.set_defaults(command=COMMANDS["play"].run, root=parser)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     add_options(parser, *COMMANDS["play"].OPTIONS)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", parser_class=_Parser, action=_Commands
+    )
     for name, module in COMMANDS.items():
         doc = (module.__doc__ or "").strip().splitlines()[0]
         sub = commands.add_parser(name, help=doc, description=doc, allow_abbrev=False)

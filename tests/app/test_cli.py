@@ -45,6 +45,13 @@ def test_methods_are_lossless_but_for_the_named_choices(capsys):
     assert lossy == {("medusa", "acceptance"): ["typical"]}
 
 
+def test_options_before_a_command_are_refused_for_the_command_would_not_see_them(capsys, db):
+    for words in (db, ["--port", "8000"], ["--unsafe"]):
+        told = refused(capsys, *words, "runs")
+        assert f"{words[0]} is given before the command runs; give its options after its name" in told
+    assert answer(capsys, "runs", *db, "--json")["runs"] == []
+
+
 def test_run_prints_the_contract(capsys, db):
     words = ["run", "--method", "pearl", "--set", "gamma=3", "--prompt", "Hello", *VIRTUAL, *db, "--json"]
     result = answer(capsys, *words)
