@@ -174,9 +174,11 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
             with gr.Tab("About", id="about") as about:
                 build_about(about)
         playground.connect_load(page)
-        # A search that is typed while the list is on its way may be answered first: look again.
+        # A search that is typed while the list is on its way may be answered first: look again when
+        # the page has taken the list, a moment after its arrival.
         listed = history_tab.select(history.refresh, history.view, history.listed, **QUIET)
-        listed.then(history.find, history.view, history.listed, **QUIET)
+        taken = listed.then(None, js="() => new Promise((go) => setTimeout(go, 100))", **QUIET)
+        taken.then(history.find, history.view, history.listed, **QUIET)
         for tab, one in ((lab_tab, lab), (load_tab, load), (advise_tab, advise)):
             tab.select(one.first, one.name, one.result, **QUIET)
         opened = [tabs, *history.opened]
